@@ -1,0 +1,48 @@
+# Thin targets over the project's own commands: make demo, make test.
+# PYTHON names the interpreter to set up with, VENV the environment's folder.
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_DIR ?= runs/demo_enfr
+DEMO_FLAGS ?=
+RUN := $(VENV)/bin/python
+SOURCES := setup.py pyproject.toml requirements_lock.txt
+
+.PHONY: setup demo test lint build_files bench
+
+# What the commands need.
+setup: $(VENV)/.installed
+
+# Trains on the built-in English-French demo, scores it, exports it and asks the exported model.
+demo: $(VENV)/.installed
+	$(RUN) bin/train --task=demo_enfr --n=2 --model_dir=$(DEMO_DIR) $(DEMO_FLAGS)
+	$(RUN) bin/evaluate --model_dir=$(DEMO_DIR) --split=test --beam_size=1,4
+	$(RUN) bin/export --model_dir=$(DEMO_DIR) --export_dir=$(DEMO_DIR)/export
+	$(RUN) examples/ask.py $(DEMO_DIR)/export "the sixth of March"
+
+test: lint
+	$(RUN) -m pytest -q
+
+lint: $(VENV)/.installed-test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# After a file or an import was added, moved or deleted.
+build_files: $(VENV)/.installed
+	$(RUN) tools/gen_build.py
+
+bench: $(VENV)/.installed
+	set -e; for benchmark in benchmarks/*.py; do $(RUN) $$benchmark; done
+
+define install
+	@echo "Installing into $(VENV): about 3 GB, a few minutes ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+		--constraint requirements_lock.txt --editable '.$(1)'
+	@touch $@
+endef
+
+$(VENV)/.installed: $(SOURCES)
+	$(call install,)
+
+$(VENV)/.installed-test: $(SOURCES)
+	$(call install,[test])

@@ -1,0 +1,26 @@
+"""Asks an exported model: python examples/ask.py EXPORT_DIR "a sentence" ["another" ...]
+
+Needs tensorflow and tensorflow_text only, as every program that loads an export does.
+"""
+
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  registers the tokenizer's operators
+
+
+def main(export_dir: str, *sentences: str):
+    newest = max((path for path in Path(export_dir).iterdir() if path.name.isdigit()), key=_version)
+    answer = tf.saved_model.load(str(newest)).signatures["serving_default"]
+    outputs = answer(inputs=tf.constant(sentences))
+    for sentence, output in zip(sentences, outputs["outputs"].numpy(), strict=True):
+        print(f"{sentence}\n  -> {output.decode()}")
+
+
+def _version(path: Path) -> int:
+    return int(path.name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,455 @@
+"""Checkpoints: writing, keeping, choosing, averaging; on any file system that etils.epath knows.
+
+    <model_dir>/checkpoints/<step>/   model.safetensors  optimizer.safetensors  state.json
+    <model_dir>/best/                 model.safetensors  state.json
+
+A folder is written as `<name>.tmp`, flushed to the disk and then renamed; what it replaces is
+`<name>.old` until that is done. `state.json` is written last and removed first, so a folder without
+it does not count. It holds the SHA-256 of the files beside it and of itself: a truncated or altered
+checkpoint is noticed when it is read.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+_FORMAT = 1
+_MODEL = "model.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+_TEMPORARY = ".tmp"
+_OLD = ".old"
+
+_STEP_FOLDER = re.compile(r"(0|[1-9][0-9]*)(\.old|\.tmp)?")
+
+_logger = logging.getLogger(__name__)
+
+
+class DamagedCheckpointError(UserError):
+    """A file of a checkpoint is missing, unreadable, or not what was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """What a `--checkpoint` value stands for.
+
+    Attributes:
+        name: "best", "<step>" or "average-<n>-<last step>".
+        folders: the folders to read; several are to be averaged.
+        steps: the training step of each folder.
+    """
+
+    name: str
+    folders: tuple[epath.Path, ...]
+    steps: tuple[int, ...]
+
+
+class Variable(Protocol):
+    """What `assign` needs of a variable; Keras variables have it."""
+
+    shape: Any
+
+    def assign(self, value: np.ndarray) -> Any: ...
+
+
+def save(
+    model_dir: epath.PathLike,
+    step: int,
+    weights: Mapping[str, np.ndarray],
+    optimizer: Mapping[str, np.ndarray],
+    state: Mapping[str, Any],
+    keep: int,
+) -> epath.Path:
+    """Writes a checkpoint, then deletes the oldest beyond `keep`, never the one just written.
+
+    Args:
+        model_dir: local or remote folder; made if missing.
+        step: training step, the folder's name. A checkpoint of the same step is replaced.
+        weights, optimizer: arrays of any shape by name; booleans, integers or IEEE floats.
+        state: whatever else is needed to go on, as JSON.
+        keep: how many checkpoints to leave, at least 1.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        UserError: the folder cannot be written (full disk, no permission); earlier checkpoints are
+            as they were.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"step={step} must be at least 0 and keep={keep} at least 1")
+    folder = _checkpoints(model_dir) / str(step)
+    tensors = ((_MODEL, weights), (_OPTIMIZER, optimizer))
+    files = ((name, _serialize(arrays)) for name, arrays in tensors)
+    with _write_errors(folder):
+        _clear_leftovers(folder.parent)
+        _write_folder(folder, files, {"step": step, "state": dict(state)})
+        others = [other for other in steps(model_dir) if other != step]
+        for other in others[: max(0, len(others) + 1 - keep)]:
+            _remove(_find(folder.parent / str(other)))
+    return folder
+
+
+def steps(model_dir: epath.PathLike) -> list[int]:
+    """Steps of the checkpoints in `model_dir`, ascending; temporary and incomplete ones ignored."""
+    checkpoints = _checkpoints(model_dir)
+    if not checkpoints.is_dir():
+        return []
+    names = (_STEP_FOLDER.fullmatch(path.name) for path in checkpoints.iterdir())
+    found = {int(name[1]) for name in names if name}
+    return sorted(step for step in found if _find(checkpoints / str(step)))
+
+
+def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
+    """Finds the checkpoint that `spec` (best, latest, <step> or average:<n>) stands for.
+
+    Raises:
+        UserError: there is no such checkpoint, or not enough to average; names those that exist.
+    """
+    model_dir = epath.Path(model_dir)
+    if not model_dir.is_dir():
+        raise UserError(f"there is no model directory {model_dir}: check --model_dir")
+    available = steps(model_dir)
+    listing = ", ".join(map(str, available)) or "none"
+    if spec == "best":
+        folder = _find(model_dir / "best")
+        if folder is None:
+            raise UserError(
+                f"{model_dir} has no best checkpoint; steps saved: {listing}. "
+                "Name one with --checkpoint"
+            )
+        return Checkpoint("best", (folder,), (_read_record(folder)["step"],))
+
+    if spec == "latest":
+        count, chosen = 1, available[-1:]
+    elif re.fullmatch(r"[0-9]{1,18}", spec):
+        count, chosen = 1, [step for step in available if step == int(spec)]
+    elif average := re.fullmatch(r"average:([1-9][0-9]{0,8})", spec):
+        count = int(average[1])
+        chosen = available[-count:]
+    else:
+        raise UserError(
+            f"--checkpoint={spec} is not best, latest, average:<n> or a step; steps saved: {listing}"
+        )
+    if len(chosen) < count:
+        raise UserError(
+            f"--checkpoint={spec}: {model_dir} does not have "
+            f"{'it' if count == 1 else f'{count} checkpoints'}; steps saved: {listing}"
+        )
+    name = f"average-{count}-{chosen[-1]}" if spec.startswith("average") else str(chosen[0])
+    folders = tuple(_find(_checkpoints(model_dir) / str(step)) for step in chosen)
+    return Checkpoint(name, folders, tuple(chosen))
+
+
+def load_weights(
+    model_dir: epath.PathLike, spec: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the weights of the checkpoint that `spec` stands for (see `resolve`).
+
+    `average:<n>` is the mean of the last n checkpoints, summed in float64 and returned in the
+    weights' own type; tensors that are not floating point are the last checkpoint's.
+
+    Returns:
+        Arrays by name, and the state that `save` was given, with "step" (of the last checkpoint),
+        "steps" (of every checkpoint averaged) and, for best, "metrics".
+
+    Raises:
+        UserError: there is no such checkpoint, it is damaged, or the averaged ones do not match.
+    """
+    checkpoint = resolve(model_dir, spec)
+    records = [_read_record(folder) for folder in checkpoint.folders]
+    weights = _mean_weights(checkpoint.folders, records)
+    record = records[-1]
+    state = record["state"] | {"step": record["step"], "steps": list(checkpoint.steps)}
+    if "metrics" in record:
+        state["metrics"] = record["metrics"]
+    return weights, state
+
+
+def load_training(
+    model_dir: epath.PathLike,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]] | None:
+    """Reads the newest good checkpoint to go on training from.
+
+    A damaged checkpoint is named in a logged warning and the next newest one is tried.
+
+    Returns:
+        Weights, optimizer, and state with "step"; None if there is no checkpoint yet.
+
+    Raises:
+        UserError: there are checkpoints, and all of them are damaged.
+    """
+    available = steps(model_dir)
+    for step in reversed(available):
+        folder = _find(_checkpoints(model_dir) / str(step))
+        try:
+            record = _read_record(folder)
+            weights = _read_tensors(folder, record, _MODEL)
+            optimizer = _read_tensors(folder, record, _OPTIMIZER)
+        except DamagedCheckpointError as error:
+            _logger.warning("Skipping checkpoint %d: %s", step, error)
+            continue
+        return weights, optimizer, record["state"] | {"step": record["step"]}
+    if available:
+        raise UserError(
+            f"every checkpoint in {_checkpoints(model_dir)} is damaged "
+            f"({', '.join(map(str, available))}): restore one, or delete them to train from the start"
+        )
+    return None
+
+
+def promote_best(model_dir: epath.PathLike, step: int, metrics: Mapping[str, float]) -> epath.Path:
+    """Copies the checkpoint of `step`, without its optimizer, to `<model_dir>/best`.
+
+    Args:
+        metrics: what it reached, kept in the copy's state.json.
+
+    Returns:
+        The folder. If this is interrupted, `resolve` finds the previous best one or the new one.
+
+    Raises:
+        UserError: there is no such checkpoint, it is damaged, or best cannot be written.
+    """
+    (source,) = resolve(model_dir, str(step)).folders
+    record = _read_record(source)
+    model = _read_checked(source, record, _MODEL)
+    best = epath.Path(model_dir) / "best"
+    details = {"step": record["step"], "state": record["state"], "metrics": dict(metrics)}
+    with _write_errors(best):
+        _write_folder(best, [(_MODEL, model)], details)
+    return best
+
+
+def assign(variables: Mapping[str, Variable], weights: Mapping[str, np.ndarray]) -> None:
+    """Sets every variable from the tensor of its name; changes nothing if any does not fit.
+
+    Raises:
+        UserError: tensors are missing, unknown or of another shape; names the first five.
+    """
+    problems = [f"{name} is missing" for name in variables if name not in weights]
+    problems += [f"{name} is not in the model" for name in weights if name not in variables]
+    for name, variable in variables.items():
+        expected = tuple(variable.shape)
+        if name in weights and np.shape(weights[name]) != expected:
+            found = np.shape(weights[name])
+            problems.append(f"{name} has shape {found}, the model's is {expected}")
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise UserError(f"the checkpoint does not fit the model: {'; '.join(problems[:5])}{more}")
+    for name, variable in variables.items():
+        variable.assign(weights[name])
+
+
+def _mean_weights(
+    folders: Sequence[epath.Path], records: Sequence[Mapping[str, Any]]
+) -> dict[str, np.ndarray]:
+    last = _read_tensors(folders[-1], records[-1], _MODEL)
+    if len(folders) == 1:
+        return last
+    floating = [name for name, value in last.items() if value.dtype.kind == "f"]
+    sums = {name: last[name].astype(np.float64) for name in floating}
+    for folder, record in zip(folders[:-1], records[:-1], strict=True):
+        weights = _read_tensors(folder, record, _MODEL)
+        if _layout(weights) != _layout(last):
+            raise UserError(f"{folder} and {folders[-1]} are of different models: cannot average")
+        for name in floating:
+            sums[name] += weights[name]
+    means = {name: np.asarray(sums[name] / len(folders), last[name].dtype) for name in floating}
+    return last | means
+
+
+def _layout(weights: Mapping[str, np.ndarray]) -> dict[str, tuple]:
+    return {name: (value.shape, value.dtype) for name, value in weights.items()}
+
+
+def _checkpoints(model_dir: epath.PathLike) -> epath.Path:
+    return epath.Path(model_dir) / "checkpoints"
+
+
+def _sibling(folder: epath.Path, suffix: str) -> epath.Path:
+    return folder.parent / (folder.name + suffix)
+
+
+def _find(folder: epath.Path) -> epath.Path | None:
+    """The complete folder of this name: while it is being replaced, that is the old one."""
+    for candidate in (folder, _sibling(folder, _OLD)):
+        if (candidate / _STATE).exists():
+            return candidate
+    return None
+
+
+def _is_local(path: epath.Path) -> bool:
+    return "://" not in os.fspath(path)
+
+
+def _serialize(arrays: Mapping[str, np.ndarray]) -> bytes:
+    # safetensors reads an array's memory as if it were laid out in C order.
+    dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in dense.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} has type {array.dtype}, not a boolean, integer or IEEE float")
+    return safetensors.numpy.save(dense)
+
+
+def _canonical(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def _write_folder(
+    folder: epath.Path, files: Iterable[tuple[str, bytes]], details: Mapping[str, Any]
+) -> None:
+    """Writes `files` and a state.json with `details` aside, then puts them in place of `folder`."""
+    # What JSON makes of the details (string keys, lists) is what will be read and checked.
+    record = json.loads(json.dumps({**details, "format": _FORMAT, "files": {}}))
+    temporary = _sibling(folder, _TEMPORARY)
+    try:
+        _remove(temporary)
+        temporary.mkdir(parents=True, exist_ok=True)
+        for name, data in files:
+            _write_file(temporary / name, data)
+            record["files"][name] = hashlib.sha256(data).hexdigest()
+        record["sha256"] = hashlib.sha256(_canonical(record)).hexdigest()
+        _write_file(temporary / _STATE, json.dumps(record, indent=1).encode())
+        _sync_directory(temporary)
+        _put_in_place(temporary, folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            _remove(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _write_errors(folder: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write the checkpoint {folder} ({error}); earlier checkpoints are untouched"
+        ) from error
+
+
+def _write_file(path: epath.Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if _is_local(path):
+            os.fsync(file.fileno())
+
+
+def _sync_directory(directory: epath.Path) -> None:
+    if _is_local(directory):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(temporary: epath.Path, folder: epath.Path) -> None:
+    """Replaces `folder`; whenever it is interrupted, `_find(folder)` is the old or the new one."""
+    old = _sibling(folder, _OLD)
+    if (folder / _STATE).exists():
+        _remove(old)
+        _move(folder, old, keep_source=True)
+    _remove(folder)
+    _move(temporary, folder)
+    _remove(old)
+
+
+def _move(source: epath.Path, destination: epath.Path, keep_source: bool = False) -> None:
+    """Renames a folder.
+
+    Object stores cannot: there its files move one by one, the one that counts last, and
+    `keep_source` copies them, so that the source is complete until the destination is.
+    """
+    if _is_local(source):
+        source.rename(destination)
+        _sync_directory(destination.parent)
+        return
+    destination.mkdir(parents=True, exist_ok=True)
+    for path in (source / _MODEL, source / _OPTIMIZER, source / _STATE):
+        if path.exists():
+            transfer = path.copy if keep_source else path.rename
+            transfer(destination / path.name)
+    if not keep_source:
+        _remove(source)
+
+
+def _remove(folder: epath.Path) -> None:
+    (folder / _STATE).unlink(missing_ok=True)
+    folder.rmtree(missing_ok=True)
+
+
+def _clear_leftovers(checkpoints: epath.Path) -> None:
+    """Removes what interrupted saves and deletions have left."""
+    if not checkpoints.is_dir():
+        return
+    for path in list(checkpoints.iterdir()):
+        name = _STEP_FOLDER.fullmatch(path.name)
+        if name and path != _find(checkpoints / name[1]):
+            _remove(path)
+
+
+def _read(path: epath.Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
+
+
+def _read_record(folder: epath.Path) -> dict[str, Any]:
+    """Reads and checks state.json."""
+    path = folder / _STATE
+    try:
+        record = json.loads(_read(path))
+        sound = record.pop("sha256") == hashlib.sha256(_canonical(record)).hexdigest()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        raise DamagedCheckpointError(f"{path} is damaged: it does not match its own checksum")
+    if record.get("format") != _FORMAT:
+        raise UserError(
+            f"{path} has format {record.get('format')}, this version reads {_FORMAT}: "
+            "use the version of tf_teaforn that wrote it"
+        )
+    types = {"step": int, "state": dict, "files": dict}
+    if not all(isinstance(record.get(key), kind) for key, kind in types.items()):
+        raise DamagedCheckpointError(f"{path} is not a checkpoint's: {', '.join(types)} expected")
+    foreign = sorted(set(record["files"]) - {_MODEL, _OPTIMIZER})
+    if foreign:
+        raise DamagedCheckpointError(f"{path} lists files that no checkpoint has: {foreign[:5]}")
+    return record
+
+
+def _read_checked(folder: epath.Path, record: Mapping[str, Any], name: str) -> bytes:
+    data = _read(folder / name)
+    if hashlib.sha256(data).hexdigest() != record["files"].get(name):
+        raise DamagedCheckpointError(
+            f"{folder / name} is damaged: it does not match the checksum in {_STATE}"
+        )
+    return data
+
+
+def _read_tensors(
+    folder: epath.Path, record: Mapping[str, Any], name: str
+) -> dict[str, np.ndarray]:
+    try:
+        return safetensors.numpy.load(_read_checked(folder, record, name))
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise DamagedCheckpointError(
+            f"{folder / name} is not a safetensors file ({error})"
+        ) from error

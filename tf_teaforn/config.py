@@ -1,0 +1,218 @@
+"""Settings of a run: frozen dataclasses, to and from JSON.
+
+Every field is a flag of the same name; a task changes defaults, flags override.
+"""
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from tf_teaforn.errors import UserError
+
+FORMAT_VERSION = 1
+
+
+def setting(default, help, choices=None):
+    """A field with its help text and, for strings, the values allowed."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Architecture."""
+
+    model: str = setting("transformer_base", "Architecture, by name.")
+    vocab_size: int = setting(32000, "Number of subwords of the vocabulary to train.")
+    dropout: float | None = setting(None, "Dropout rate. Default: the model's own.")
+    precision: str = setting(
+        "float32", "Numbers that activations are computed in.", ("float32", "mixed_bfloat16")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TeaForNConfig:
+    """The method."""
+
+    n: int = setting(2, "Number N of stacked decoders; 1 is teacher forcing.")
+    discount: float = setting(0.4, "Discount λ: stage s weighs λ^s. 0 is teacher forcing.")
+    shared: bool = setting(True, "Whether one set of weights serves all decoders.")
+    clone_init: str = setting(
+        "copy", "With --noshared: how decoders 1 to N-1 start.", ("copy", "independent")
+    )
+    stage_input: str = setting(
+        "hidden",
+        "What Decoder-s reads: outputs of Decoder-(s-1), or the expected embedding of its top-k "
+        "tokens.",
+        ("hidden", "top_k"),
+    )
+    top_k: int | None = setting(None, "k of --stage_input=top_k, 1 to the vocabulary size.")
+    word_drop: float = setting(0.0, "Probability of zeroing a ground-truth input embedding.")
+    label_smoothing: float = setting(0.1, "Label smoothing, at every stage.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Lengths and batches."""
+
+    max_source_length: int = setting(256, "Longest source in subwords, end of sentence included.")
+    max_target_length: int = setting(256, "Longest target in subwords, end of sentence included.")
+    batch_tokens: int = setting(
+        25000, "Padded tokens of the longer side in a batch over all devices."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Optimisation, checkpoints, reports."""
+
+    train_steps: int = setting(100000, "Number of updates.")
+    seed: int = setting(1, "Seed of weights, data order and dropout.")
+    optimizer: str = setting("adam", "Optimizer.", ("adam", "adafactor", "sgd"))
+    learning_rate: float = setting(1e-3, "Highest learning rate.")
+    schedule: str = setting(
+        "inverse_sqrt",
+        "Learning rate after warm-up.",
+        ("inverse_sqrt", "linear", "constant"),
+    )
+    warmup_steps: int = setting(8000, "Steps of linear warm-up.")
+    eval_every: int = setting(1000, "Steps between validations; each saves a checkpoint.")
+    checkpoint_every: int = setting(1000, "Steps between checkpoints.")
+    keep: int = setting(20, "Number of checkpoints to keep, besides the best.")
+    patience: int | None = setting(
+        None, "Stop after so many validations without a better score. Default: never."
+    )
+    export_on_best: bool = setting(False, "Export a SavedModel at each new best score.")
+    log_every: int = setting(100, "Steps between log lines and TensorBoard points.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig:
+    """Search, at validation and by default afterwards."""
+
+    beam_size: int = setting(4, "Beam width; 1 is greedy. Validation while training is greedy.")
+    beam_alpha: float = setting(0.6, "Exponent of the length penalty ((5 + length) / 6)^alpha.")
+    decode_length: int | None = setting(
+        None, "Longest output in subwords. Default: source length + 50."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything `<model_dir>/config.json` holds.
+
+    Attributes:
+        task: registered name.
+        task_options: what the task "text" needs: train_files, valid_files, test_files, metric.
+        data_dir: where TensorFlow Datasets keeps prepared data, or None for its default.
+    """
+
+    task: str
+    task_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data_dir: str | None = None
+    model: ModelConfig = ModelConfig()
+    teaforn: TeaForNConfig = TeaForNConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+    def replace(self, values):
+        """Returns a copy with `values`, a mapping from field (flag) names to values.
+
+        Raises:
+            UserError: unknown name, wrong type, value that is none of the choices.
+        """
+        values = dict(values)
+        groups = {}
+        for group_name in GROUPS:
+            group = getattr(self, group_name)
+            names = {field.name: field for field in dataclasses.fields(group)}
+            changes = {name: values.pop(name) for name in list(values) if name in names}
+            for name, value in changes.items():
+                _check(names[name], value)
+            groups[group_name] = dataclasses.replace(group, **changes)
+        if values:
+            raise UserError(f"Unknown setting: {', '.join(sorted(values))}.")
+        return dataclasses.replace(self, **groups)
+
+    def to_json(self):
+        """Text of `config.json`."""
+        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text, origin="config.json"):
+        """Reads `to_json`'s text; `origin` names the file in errors.
+
+        Raises:
+            UserError: not such a file, or one of a newer version.
+        """
+        try:
+            content = json.loads(text)
+            version = content.pop("format_version")
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"{origin} is not a configuration of tf_teaforn: {error}.") from error
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{origin} has format version {version}; this release reads {FORMAT_VERSION}. "
+                "Use the release that wrote it."
+            )
+        try:
+            values = {}
+            for name in GROUPS:
+                values.update(content.pop(name))
+            return cls(**content).replace(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{origin} is not a configuration of tf_teaforn: {error}.") from error
+
+    def differences(self, other):
+        """Lines "flag: value here, value there" for every setting that differs."""
+        mine, theirs = _flatten(self), _flatten(other)
+        return [
+            f"--{name}: {mine.get(name)} there, {theirs.get(name)} here"
+            for name in sorted({*mine, *theirs})
+            if mine.get(name) != theirs.get(name)
+        ]
+
+
+GROUPS = {
+    "model": ModelConfig,
+    "teaforn": TeaForNConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "decoding": DecodingConfig,
+}
+
+
+def settings():
+    """All fields that are flags: list of `dataclasses.Field`, in order."""
+    return [field for group in GROUPS.values() for field in dataclasses.fields(group)]
+
+
+def field_type(field):
+    """The type of a field's value: bool, int, float or str; None is allowed besides by some."""
+    if get_origin(field.type) in (types.UnionType,):
+        return get_args(field.type)[0]
+    return field.type
+
+
+def _check(field, value):
+    optional = field.default is None
+    kind = field_type(field)
+    if value is None and optional:
+        return
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        fits = True
+    if not fits:
+        raise UserError(f"--{field.name}={value}: write a value of type {kind.__name__}.")
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise UserError(f"--{field.name}={value}: write one of {', '.join(choices)}.")
+
+
+def _flatten(config):
+    flat = {"task": config.task, "data_dir": config.data_dir, **config.task_options}
+    for group in GROUPS:
+        flat.update(dataclasses.asdict(getattr(config, group)))
+    return flat

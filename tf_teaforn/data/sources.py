@@ -1,0 +1,410 @@
+"""Where sentence pairs come from: TensorFlow Datasets, files of text, a Python function.
+
+Nothing is opened, and tensorflow is not imported, until a split is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import inspect
+import itertools
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from absl import logging
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Pairs handed to tensorflow at a time: one at a time would cost more than reading them.
+_CHUNK = 4096
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Source(Protocol):
+    """Sentence pairs, in splits.
+
+    `dataset(split)` is a `tf.data.Dataset` of (source, target), two scalar tf.string tensors of
+    UTF-8, not batched, in the same order every time. `fingerprint(split)` is a string that changes
+    when the data do. Both raise `UserError` where the data cannot be used.
+    """
+
+    @property
+    def splits(self) -> tuple[str, ...]: ...
+
+    def dataset(self, split: str) -> tf.data.Dataset: ...
+
+    def fingerprint(self, split: str) -> str: ...
+
+
+def _check_split(name: str, split: str, splits: tuple[str, ...]):
+    if split not in splits:
+        raise UserError(f"{name} has no split {split!r}. Write one of: {', '.join(splits)}.")
+
+
+def _dataset(pairs: Callable[[], Iterable[tuple[bytes, bytes]]]) -> tf.data.Dataset:
+    """Streams (source, target) byte strings from Python into tf.data."""
+    import numpy as np
+    import tensorflow as tf
+
+    def chunks():
+        iterator = iter(pairs())
+        while chunk := list(itertools.islice(iterator, _CHUNK)):
+            # Objects, not fixed-width strings: these would cost the longest line for every line.
+            yield tuple(np.array(list(zip(*chunk, strict=True)), dtype=object))
+
+    side = tf.TensorSpec([None], tf.string)
+    return tf.data.Dataset.from_generator(chunks, output_signature=(side, side)).unbatch()
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSource:
+    """Two text features of a TensorFlow Datasets builder.
+
+    Data that are not prepared are not downloaded on the way: they can be hundreds of gigabytes.
+
+    Attributes:
+        name: builder name as `tfds.builder` takes it, "wmt14_translate/fr-en".
+        source_key: feature read as the source.
+        target_key: feature read as the target.
+        tfds_splits: our split name -> TFDS split, slices such as "train[:90%]" included.
+        preprocess: maps (source, target), scalar tf.string tensors, to the same, in the graph.
+            Its own code is part of the fingerprint; that of functions it calls is not.
+        data_dir: where prepared data sets lie; None: TFDS's default, ~/tensorflow_datasets.
+    """
+
+    name: str
+    source_key: str
+    target_key: str
+    tfds_splits: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"train": "train", "validation": "validation", "test": "test"}
+    )
+    preprocess: Callable | None = None
+    data_dir: str | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.tfds_splits)
+
+    def _builder(self, split: str):
+        """The TFDS builder, after checking that it has the split and both features."""
+        import tensorflow_datasets as tfds
+
+        _check_split(self.name, split, self.splits)
+        try:
+            builder = tfds.builder(self.name, data_dir=self.data_dir)
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f"TFDS cannot open {self.name} in {self.data_dir or 'its default directory'}: "
+                f"{str(error).strip().splitlines()[0]} Name the directory that holds it with "
+                "--data_dir=DIR."
+            ) from error
+        # Splits are known once the data are prepared; `dataset` sees to it that they are.
+        if builder.info.splits:
+            try:
+                builder.info.splits[self.tfds_splits[split]]
+            except (KeyError, ValueError) as error:
+                raise UserError(
+                    f"{builder.info.full_name} in {builder.data_dir} has no TFDS split "
+                    f"{self.tfds_splits[split]!r}. It has: {', '.join(builder.info.splits)}."
+                ) from error
+        for key in (self.source_key, self.target_key):
+            if key not in builder.info.features:
+                raise UserError(
+                    f"{builder.info.full_name} has no feature {key!r}. "
+                    f"It has: {', '.join(builder.info.features)}."
+                )
+        return builder
+
+    def dataset(self, split: str) -> tf.data.Dataset:
+        import tensorflow as tf
+        import tensorflow_datasets as tfds
+
+        builder = self._builder(split)
+        try:
+            examples = builder.as_dataset(
+                split=self.tfds_splits[split],
+                shuffle_files=False,
+                read_config=tfds.ReadConfig(try_autocache=False),
+            )
+        except AssertionError as error:
+            where = f" --data_dir={self.data_dir}" if self.data_dir else ""
+            raise UserError(
+                f"{self.name} (split {split}) is not prepared: {builder.data_dir} does not exist. "
+                f"Run `tfds build {self.name}{where}` where there is a network, or name the "
+                "directory that holds it with --data_dir=DIR."
+            ) from error
+        pairs = examples.map(lambda example: (example[self.source_key], example[self.target_key]))
+        if self.preprocess is not None:
+            pairs = pairs.map(self.preprocess, num_parallel_calls=tf.data.AUTOTUNE)
+        return pairs
+
+    def fingerprint(self, split: str) -> str:
+        """Name, version, split, and when and how large the data were written."""
+        builder = self._builder(split)
+        written = ""
+        if builder.info.splits:
+            info = builder.info.splits[self.tfds_splits[split]]
+            description = os.path.join(builder.data_dir, "dataset_info.json")
+            written = f"{info.num_examples}:{_size_and_time(description)}"
+        return ":".join(
+            (
+                "tfds",
+                builder.info.full_name,
+                self.tfds_splits[split],
+                self.source_key,
+                self.target_key,
+                _function_fingerprint(self.preprocess),
+                written,
+            )
+        )
+
+
+def _function_fingerprint(function: Callable | None) -> str:
+    if function is None:
+        return ""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = repr(function)  # Never seen before, so nothing stale is used.
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _size_and_time(path: str) -> str:
+    if "://" in path:
+        stat = epath.Path(path).stat()
+        return f"{stat.length}:{stat.mtime}"
+    stat = os.stat(path)
+    return f"{stat.st_size}:{stat.st_mtime_ns}"
+
+
+def with_data_dir(source: Source, data_dir: str | None) -> Source:
+    """`source`, reading TFDS from `data_dir`; unchanged where `data_dir` is None or empty.
+
+    Raises:
+        UserError: `source` does not read TFDS.
+    """
+    if not data_dir:
+        return source
+    if not isinstance(source, TfdsSource):
+        raise UserError("--data_dir is for tasks that read TFDS; this task does not. Leave it out.")
+    return dataclasses.replace(source, data_dir=data_dir)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSource:
+    """A user's own text files.
+
+    Each split is one file of `source<TAB>target` lines, or two files of as many lines each, written
+    "source,target"; a name that ends in .gz is read through gzip, and any path that `etils.epath`
+    opens will do. Files are UTF-8 and are streamed, never held in memory.
+
+    A line ends at b"\\n" and nowhere else: U+2028 and its like are ordinary characters, so line
+    numbers are those of `sed` and `wc -l`. One carriage return before the line end is dropped, as
+    is a byte order mark at the start of the file. `<n>` stands for a newline inside a text and
+    is read as one.
+
+    In split "train" a pair with a blank side is left out, and how many is logged; in other splits
+    every line counts, so that line i of the output answers line i of the file.
+
+    The first `dataset(split)` reads the files once in full and raises `UserError` with file and
+    line for: no such file, an empty file, only blank lines, source and target of different length,
+    a line without exactly one tab, bytes that are not UTF-8, a NUL.
+    """
+
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+
+    _FLAGS = {"train": "--train_files", "validation": "--valid_files", "test": "--test_files"}
+
+    def __post_init__(self):
+        for split in self.splits:
+            files = self._files(split)
+            if len(files) > 2 or not all(files):
+                raise UserError(
+                    f"{self._FLAGS[split]}={getattr(self, split)} is neither one file nor two. "
+                    "Write one TSV file, or SOURCE,TARGET."
+                )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits for which files are given."""
+        return tuple(split for split in self._FLAGS if getattr(self, split))
+
+    def _files(self, split: str) -> tuple[str, ...]:
+        if split in self._FLAGS and not getattr(self, split):
+            raise UserError(
+                f"There are no files for split {split!r}. Give {self._FLAGS[split]}=one TSV file "
+                "(source<TAB>target a line), or SOURCE,TARGET."
+            )
+        _check_split("A text task", split, tuple(self._FLAGS))
+        return tuple(os.path.expanduser(part) for part in getattr(self, split).split(","))
+
+    def dataset(self, split: str) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        files, drop_blank = self._files(split), split == "train"
+        count = _count_pairs(files, drop_blank, self.fingerprint(split))
+        pairs = _dataset(lambda: _read_pairs(files, drop_blank))
+        return pairs.apply(tf.data.experimental.assert_cardinality(count))
+
+    def fingerprint(self, split: str) -> str:
+        """Path, size and time of change of each file."""
+        files = self._files(split)
+        for path in files:
+            if not epath.Path(path).exists():
+                raise UserError(f"{path}: no such file. Check {self._FLAGS[split]}.")
+        return ":".join(
+            ["text", "blank dropped" if split == "train" else "all"]
+            + [f"{path}:{_size_and_time(path)}" for path in files]
+        )
+
+
+def _read_lines(path: str) -> Iterator[bytes]:
+    """Lines of a file without their ends."""
+    try:
+        with epath.Path(path).open("rb") as raw:
+            for number, line in enumerate(gzip.open(raw) if path.endswith(".gz") else raw):
+                if number == 0:
+                    line = line.removeprefix(_BYTE_ORDER_MARK)
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: not a whole gzip file: {error}.") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from error
+
+
+def _text(line: bytes) -> bytes:
+    return line.replace(b"<n>", b"\n")
+
+
+def _is_blank(line: bytes) -> bool:
+    return not _text(line).decode().strip()
+
+
+def _read_pairs(files: tuple[str, ...], drop_blank: bool) -> Iterator[tuple[bytes, bytes]]:
+    """(source, target) of files that `_count_pairs` has passed."""
+    if len(files) == 1:
+        pairs = (line.split(b"\t") for line in _read_lines(files[0]))
+    else:
+        pairs = zip(*map(_read_lines, files), strict=True)
+    for source, target in pairs:
+        if not (drop_blank and (_is_blank(source) or _is_blank(target))):
+            yield _text(source), _text(target)
+
+
+def _checked_lines(path: str) -> Iterator[bytes]:
+    """Lines that are UTF-8 without NUL; at least one."""
+    number = 0
+    for number, line in enumerate(_read_lines(path), start=1):
+        if b"\0" in line:
+            raise UserError(
+                f"{path}:{number}: byte {line.index(0) + 1} of the line is NUL. Is this a file of "
+                "UTF-8 text?"
+            )
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path}:{number}: byte {error.start + 1} of the line (0x{line[error.start]:02x}) "
+                "is not UTF-8. Convert the file, with iconv for example."
+            ) from error
+        yield line
+    if number == 0:
+        raise UserError(f"{path}: the file is empty.")
+
+
+def _checked_columns(path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Both columns of a TSV file, ("", "") for blank lines, an error after the last if any."""
+    first_blank, any_text = 0, False
+    for number, line in enumerate(_checked_lines(path), start=1):
+        tabs = line.count(b"\t")
+        if tabs == 1:
+            any_text = True
+            yield tuple(line.split(b"\t"))
+        elif _is_blank(line) and tabs == 0:
+            first_blank = first_blank or number
+            yield b"", b""
+        else:
+            raise UserError(
+                f"{path}:{number}: {tabs} tabs. Write source<TAB>target, with exactly one tab."
+            )
+    if first_blank and any_text:
+        raise UserError(
+            f"{path}:{first_blank}: a blank line. Write source<TAB>target, with exactly one tab."
+        )
+
+
+def _checked_rows(source: str, target: str) -> Iterator[tuple[bytes, bytes]]:
+    """Pairs of lines of two files, an error after the last if one file is longer."""
+    counts = [0, 0]
+    for pair in itertools.zip_longest(_checked_lines(source), _checked_lines(target)):
+        counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
+        if None not in pair:
+            yield pair
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{source} has {counts[0]} lines and {target} has {counts[1]}. Line i of one must be "
+            "the translation of line i of the other."
+        )
+
+
+@functools.lru_cache
+def _count_pairs(files: tuple[str, ...], drop_blank: bool, fingerprint: str) -> int:
+    """Checks files, and counts the pairs that `_read_pairs` will yield."""
+    del fingerprint  # Here so that files that have changed are read again.
+    pairs = kept = 0
+    blank = [0, 0]
+    for pair in _checked_columns(*files) if len(files) == 1 else _checked_rows(*files):
+        pairs += 1
+        sides = [_is_blank(side) for side in pair]
+        blank = [count + side for count, side in zip(blank, sides, strict=True)]
+        kept += not (drop_blank and any(sides))
+    for count, path, side in zip(blank, (files[0], files[-1]), ("source", "target"), strict=True):
+        if count == pairs:
+            raise UserError(f"{path}: the {side} side has only blank lines.")
+    if kept == 0:
+        raise UserError(f"{','.join(files)}: one side of every pair is blank. Check the files.")
+    if kept < pairs:
+        logging.warning(
+            "%s: left out %d of %d pairs, whose source or target is blank.",
+            ",".join(files),
+            pairs - kept,
+            pairs,
+        )
+    return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedSource:
+    """Pairs that a Python function makes.
+
+    Attributes:
+        function: split -> (source, target) strings, the same and in the same order every time; a
+            named function, whose name is part of the fingerprint.
+        version: changes whenever what `function` yields does.
+    """
+
+    function: Callable[[str], Iterable[tuple[str, str]]]
+    version: str
+    splits: tuple[str, ...] = ("train", "validation", "test")
+
+    def dataset(self, split: str) -> tf.data.Dataset:
+        _check_split("This task", split, self.splits)
+        return _dataset(
+            lambda: ((source.encode(), target.encode()) for source, target in self.function(split))
+        )
+
+    def fingerprint(self, split: str) -> str:
+        _check_split("This task", split, self.splits)
+        name = f"{self.function.__module__}.{self.function.__qualname__}"
+        return f"generated:{name}:{split}:{self.version}"

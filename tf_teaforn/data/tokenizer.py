@@ -1,0 +1,216 @@
+"""SentencePiece vocabularies: trained by sentencepiece, applied in the TensorFlow graph."""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+from absl import logging
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+NEWLINE_PIECE = "<n>"
+
+
+def train_sentencepiece(
+    sentences: Iterable[str],
+    vocabulary_size: int,
+    output_path: str | os.PathLike,
+    *,
+    seed: int = 0,
+    character_coverage: float = 0.9995,
+    input_sentence_size: int = 5_000_000,
+) -> None:
+    r"""Trains a unigram vocabulary and writes it, whole or not at all, to `output_path`.
+
+    The same sentences, arguments and version of sentencepiece give the same file, byte for byte.
+    Text is taken as it is (no Unicode normalisation, no space dropped), and a character without a
+    piece of its own is spelled in bytes, so that `Tokenizer` gives back what it was given.
+
+    Args:
+      sentences: texts; a "\n" inside one separates two sentences.
+      vocabulary_size: number of pieces, the three special ones and "<n>" included.
+      output_path: the `.model` file to write; may be remote.
+      seed: of the random choice among more than `input_sentence_size` sentences.
+      character_coverage: share of all characters whose characters get a piece.
+      input_sentence_size: sentences trained on, drawn at random from all; training needs about 17
+        bytes of memory for each of their characters.
+
+    Raises:
+      UserError: there is no text, or `vocabulary_size` does not fit it.
+
+    Reference: Kudo, Subword Regularization, 2018 (unigram model); github.com/google/sentencepiece.
+    """
+    failure: list[Exception] = []
+    count = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal count
+        try:
+            for text in sentences:
+                for line in text.split("\n"):
+                    if line:
+                        count += 1
+                        yield line
+        except Exception as error:
+            # sentencepiece would turn it into a RuntimeError without type or traceback.
+            failure.append(error)
+
+    model = io.BytesIO()
+    sentencepiece.set_random_generator_seed(seed)
+    logging.info("training a vocabulary of %d pieces", vocabulary_size)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines(),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocabulary_size,
+            pad_id=PAD_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            bos_id=-1,
+            user_defined_symbols=[NEWLINE_PIECE],
+            byte_fallback=True,
+            character_coverage=character_coverage,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            input_sentence_size=input_sentence_size,
+            shuffle_input_sentence=True,
+            # Longer sentences are left out; the default of 4192 bytes drops most documents.
+            max_sentence_length=1_000_000,
+            # The result depends on it, so it must not follow the machine's number of cores.
+            num_threads=16,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        if failure:
+            raise failure[0] from None
+        if count == 0:
+            raise UserError(
+                "there is no text to train a vocabulary on: every line is empty"
+            ) from None
+        raise _vocabulary_size_error(vocabulary_size, str(error)) from None
+    if failure:
+        raise failure[0]
+
+    output_path = epath.Path(output_path)
+    output_path.parent.mkdir(parents=True, exist_ok=True)
+    aside = output_path.with_name(output_path.name + ".partial")
+    aside.write_bytes(model.getvalue())
+    aside.replace(output_path)
+    logging.info("wrote %s: %d pieces from %d sentences", output_path, vocabulary_size, count)
+
+
+def _vocabulary_size_error(vocabulary_size: int, message: str) -> Exception:
+    """Says in the user's words what sentencepiece found wrong with the size."""
+    if high := re.search(r"size too high .*<= (\d+)", message):
+        return UserError(
+            f"--vocab_size={vocabulary_size} is too large for this text: the highest possible"
+            f" value is {high[1]}; lower it or give more text"
+        )
+    if low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return UserError(
+            f"--vocab_size={vocabulary_size} is too small for this text: its characters and the"
+            f" bytes alone need {low[1]}; the lowest possible value is a little above that"
+        )
+    return RuntimeError(f"sentencepiece could not train a vocabulary: {message}")
+
+
+def add_eos(tokens: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
+    """Cuts every row to `max_length - 1` ids and ends it in EOS, which is thus never lost.
+
+    Args:
+      tokens: int32 [B, (T)], without EOS.
+      max_length: longest row of the result, EOS included; at least 1.
+    """
+    tokens = tokens[:, : max_length - 1]
+    return tf.concat([tokens, tf.fill([tokens.nrows(), 1], EOS_ID)], axis=1)
+
+
+class Tokenizer(tf.Module):
+    r"""Text to ids and back, as TensorFlow operations, for tf.data and SavedModels alike.
+
+    A "\n" inside a text is the piece "<n>". A literal "<n>" or "▁" (U+2581, SentencePiece's own
+    sign for a space) in a text comes back as "\n" or " "; all other text comes back unchanged
+    from a vocabulary of `train_sentencepiece`.
+
+    Attributes:
+      model_bytes: the serialised SentencePiece model, as in a `.model` file.
+      vocabulary_size: number of ids.
+      fingerprint: SHA-256 of `model_bytes`, in hexadecimal.
+
+    Raises:
+      UserError: `model_bytes` is no SentencePiece model, or has other special ids than ours.
+    """
+
+    def __init__(self, model_bytes: bytes):
+        super().__init__(name="tokenizer")
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            if not model_bytes:
+                raise RuntimeError("no bytes")
+            processor.LoadFromSerializedProto(model_bytes)
+        except RuntimeError:
+            raise UserError(
+                f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)"
+            ) from None
+        special_ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if special_ids != (PAD_ID, EOS_ID, UNK_ID):
+            raise UserError(
+                "a vocabulary must have pad, eos and unk at 0, 1 and 2, not at {}, {} and {}: train"
+                " it with bin/build_vocab or --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1".format(
+                    *special_ids
+                )
+            )
+        self.model_bytes = model_bytes
+        self.vocabulary_size = processor.get_piece_size()
+        self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
+        self._unknown_text = processor.decode([UNK_ID])
+        self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model_bytes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
+        """Reads a `.model` file; `path` may be remote."""
+        try:
+            return cls(epath.Path(path).read_bytes())
+        except UserError as error:
+            raise UserError(f"vocabulary {os.fspath(path)}: {error}") from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot read the vocabulary {os.fspath(path)}: {reason}") from None
+
+    def tokenize(self, strings) -> tf.RaggedTensor:
+        """Strings [B] to int32 [B, (T)], without EOS."""
+        return self._sentencepiece.tokenize(tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE))
+
+    def encode(self, strings, max_length: int) -> tf.Tensor:
+        """Strings [B] to int32 [B, S], every row ended in EOS and filled up with padding.
+
+        A row is cut to `max_length - 1` ids before it gets its EOS; S is the longest row.
+        """
+        return add_eos(self.tokenize(strings), max_length).to_tensor(PAD_ID)
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """int32 [B, T] to strings [B]: what stands before the first EOS, padding left out.
+
+        Bytes that form no UTF-8 become U+FFFD. Ids must be below `vocabulary_size`.
+        """
+        ids = tf.convert_to_tensor(ids, tf.int32)
+        ended = tf.cumsum(tf.cast(ids == EOS_ID, tf.int32), axis=1) > 0
+        rows = tf.ragged.boolean_mask(ids, ~ended & (ids != PAD_ID))
+        # The SentencePiece inside tensorflow_text drops all leading spaces of a text where one is
+        # the mark of a word's beginning. A piece in front keeps them; it is taken off again.
+        guard = tf.fill([rows.nrows(), 1], UNK_ID)
+        texts = self._sentencepiece.detokenize(tf.concat([guard, rows], axis=1))
+        texts = tf.strings.regex_replace(
+            texts, "^" + re.escape(self._unknown_text) + " ?", "", replace_global=False
+        )
+        return tf.strings.regex_replace(texts, NEWLINE_PIECE, "\n")

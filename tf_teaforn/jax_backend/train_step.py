@@ -1,0 +1,63 @@
+"""`train_step` under JAX, on arrays of any sharding."""
+
+import jax
+import keras
+
+from tf_teaforn import objective
+
+
+class TrainStep:
+    """Mixed into `TeaForN` under the JAX backend."""
+
+    def _stateless(self, function, variables, values):
+        """Calls `function` with `values` for `variables`; returns its result and new values."""
+        with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)) as scope:
+            result = function()
+        current = [scope.get_current_value(variable) for variable in variables]
+        return result, [
+            old if new is None else new for old, new in zip(values, current, strict=True)
+        ]
+
+    def _metrics_variables(self):
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    def _update_metrics(self, values, sums):
+        return self._stateless(lambda: self.update_metrics(sums), self._metrics_variables(), values)
+
+    def train_step(self, state, data):
+        """One update.
+
+        Args:
+            state: values of (trainable, non-trainable, optimizer, metrics) variables.
+            data: (inputs, targets, weights), see `TeaForN.loss_sums`.
+
+        Returns:
+            (logs of `TeaForN.update_metrics`, new state).
+        """
+        trainable, non_trainable, optimizer, metrics = state
+
+        def loss_function(trainable):
+            sums, values = self._stateless(
+                lambda: self.loss_sums(*data, training=True),
+                self.trainable_variables + self.non_trainable_variables,
+                [*trainable, *non_trainable],
+            )
+            loss = objective.discounted_sum(sums.stages, self.discount)
+            loss = loss / jax.numpy.maximum(sums.tokens, 1.0)
+            return loss, (sums, values[len(trainable) :])
+
+        gradients, (sums, non_trainable) = jax.grad(loss_function, has_aux=True)(trainable)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        logs, metrics = self._update_metrics(metrics, sums)
+        return logs, (trainable, non_trainable, optimizer, metrics)
+
+    def test_step(self, state, data):
+        """The logs of one batch without dropout, and the new state."""
+        trainable, non_trainable, metrics = state
+        sums, _ = self._stateless(
+            lambda: self.loss_sums(*data, training=False),
+            self.trainable_variables + self.non_trainable_variables,
+            [*trainable, *non_trainable],
+        )
+        logs, metrics = self._update_metrics(metrics, sums)
+        return logs, (trainable, non_trainable, metrics)

@@ -1,0 +1,88 @@
+"""Multi-head attention whose keys and values can be kept: for all stages, or step by step.
+
+Shapes: B batch, H heads, T queries, S keys, D model width, C width of one head.
+"""
+
+import keras
+from keras import ops
+
+# Finite, so that a row of padding gives a uniform distribution and not NaN.
+_MASKED = -1e9
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class MultiHeadAttention(keras.layers.Layer):
+    """softmax(Q K' / sqrt(C)) V (Vaswani et al. 2017, section 3.2); float32 softmax.
+
+    Args:
+        hidden_dim: D.
+        num_heads: H; C = D / H.
+        use_bias: whether the four projections have biases.
+        dropout: rate on the attention weights.
+    """
+
+    def __init__(self, hidden_dim, num_heads, use_bias=False, dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        if hidden_dim % num_heads:
+            raise ValueError(f"hidden_dim {hidden_dim} is not a multiple of num_heads {num_heads}.")
+        self.hidden_dim = hidden_dim
+        self.num_heads = num_heads
+        self.use_bias = use_bias
+        self.head_dim = hidden_dim // num_heads
+        self.query, self.key, self.value, self.output_projection = (
+            keras.layers.Dense(hidden_dim, use_bias=use_bias, dtype=self.dtype_policy, name=name)
+            for name in ("query", "key", "value", "output")
+        )
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape=None):
+        for layer in (self.query, self.key, self.value, self.output_projection):
+            layer.build((None, None, self.hidden_dim))
+        self.built = True
+
+    def _split(self, x):
+        """[B, ..., D] -> [B, H, ..., C] for one or two middle axes."""
+        shape = tuple(ops.shape(x))
+        x = ops.reshape(x, shape[:-1] + (self.num_heads, self.head_dim))
+        return ops.moveaxis(x, -2, 1)
+
+    def keys_and_values(self, x_BxSxD):
+        """Returns two [B, H, S, C]."""
+        return self._split(self.key(x_BxSxD)), self._split(self.value(x_BxSxD))
+
+    def queries(self, x_BxTxD):
+        """Returns [B, H, T, C], already divided by sqrt(C)."""
+        return self._split(self.query(x_BxTxD)) * self.head_dim**-0.5
+
+    def attend(self, queries, keys, values, mask, training=None):
+        """Attention over given keys and values.
+
+        Args:
+            queries: [..., T, C]; keys, values: [..., S, C].
+            mask: bool, broadcastable to [..., T, S], True where attention is allowed.
+
+        Returns:
+            [..., T, C].
+        """
+        scores = ops.cast(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), "float32")
+        weights = ops.softmax(ops.where(mask, scores, _MASKED))
+        weights = self.dropout(ops.cast(weights, values.dtype), training=training)
+        return ops.matmul(weights, values)
+
+    def merge(self, heads_BxHxTxC):
+        """[B, H, T, C] -> [B, T, D], through the output projection."""
+        x = ops.moveaxis(heads_BxHxTxC, 1, -2)
+        return self.output_projection(ops.reshape(x, tuple(ops.shape(x)[:-2]) + (self.hidden_dim,)))
+
+    def call(self, x_BxTxD, keys_and_values, mask, training=None):
+        keys, values = keys_and_values
+        return self.merge(self.attend(self.queries(x_BxTxD), keys, values, mask, training))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hidden_dim": self.hidden_dim,
+            "num_heads": self.num_heads,
+            "use_bias": self.use_bias,
+            "dropout": self.dropout.rate,
+        }

@@ -1,0 +1,69 @@
+"""Models by name."""
+
+import keras
+
+from tf_teaforn.errors import UserError
+from tf_teaforn.models.embedding import TokenEmbedding
+from tf_teaforn.models.seq2seq import Seq2Seq
+from tf_teaforn.models.transformer import TransformerDecoder, TransformerEncoder
+
+
+def _transformer(vocabulary_size, dtype=None, scaled_embedding=True, **settings):
+    policy = keras.dtype_policies.get(dtype) if dtype else None
+    return Seq2Seq(
+        TokenEmbedding(
+            vocabulary_size,
+            settings["hidden_dim"],
+            scaled=scaled_embedding,
+            dtype=policy,
+            name="embedding",
+        ),
+        TransformerEncoder(**settings, dtype=policy, name="encoder"),
+        TransformerDecoder(**settings, dtype=policy, name="decoder"),
+    )
+
+
+def _sizes(num_layers, hidden_dim, intermediate_dim, num_heads, dropout):
+    return {
+        "num_layers": num_layers,
+        "hidden_dim": hidden_dim,
+        "intermediate_dim": intermediate_dim,
+        "num_heads": num_heads,
+        "dropout": dropout,
+    }
+
+
+# base and big: paper, Table 2. big_enfr: dropout .1 as in Vaswani et al. 2017, section 6.1.
+_TRANSFORMERS = {
+    "transformer_tiny": _sizes(2, 128, 512, 4, 0.1),
+    "transformer_small": _sizes(3, 256, 1024, 4, 0.1),
+    "transformer_base": _sizes(6, 512, 2048, 8, 0.1),
+    "transformer_big": _sizes(6, 1024, 4096, 16, 0.3),
+    "transformer_big_enfr": _sizes(6, 1024, 4096, 16, 0.1),
+}
+
+
+def model_names():
+    """Names that `build_model` knows."""
+    return tuple(_TRANSFORMERS)
+
+
+def build_model(name, vocabulary_size, **overrides):
+    """Builds a randomly initialised `Seq2Seq`.
+
+    Args:
+        name: one of `model_names()`.
+        vocabulary_size: V, with id 0 for padding and start, 1 for end of sentence.
+        **overrides: settings that differ from the named model's: num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout, norm and the other arguments of
+            `TransformerEncoder`; dtype, a Keras policy such as "mixed_bfloat16".
+
+    Raises:
+        UserError: unknown name or setting.
+    """
+    if name not in _TRANSFORMERS:
+        raise UserError(f"Unknown model {name!r}. Write one of: {', '.join(model_names())}.")
+    try:
+        return _transformer(vocabulary_size, **{**_TRANSFORMERS[name], **overrides})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"Model {name} cannot be built: {error}") from error

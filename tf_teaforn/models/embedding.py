@@ -1,0 +1,103 @@
+"""Token embedding, tied with the output projection."""
+
+import keras
+import keras_nlp
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class ZeroRowNormal(keras.initializers.RandomNormal):
+    """Normal distribution; row 0, padding and start, is zero."""
+
+    def __call__(self, shape, dtype=None):
+        values = super().__call__(shape, dtype=dtype)
+        return values * ops.cast(ops.arange(shape[0]) != 0, values.dtype)[:, None]
+
+
+@ops.custom_gradient
+def _freeze_row_zero(table_VxD):
+    def grad(*args, upstream=None):
+        gradient = args[0] if upstream is None else upstream
+        return gradient * ops.cast(ops.arange(ops.shape(gradient)[0]) != 0, gradient.dtype)[:, None]
+
+    return table_VxD, grad
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
+    """E of the paper, [V, D]: input embedding times sqrt(D) (if `scaled`) and softmax weights.
+
+    Row 0 belongs to padding and to the start of decoding. It is the zero vector and stays it:
+    no gradient reaches it (Tensor2Tensor and PEGASUS feed zeros for GO as well).
+
+    Args:
+        vocabulary_size: V.
+        hidden_dim: D.
+        scaled: whether input embeddings are multiplied by sqrt(D).
+    """
+
+    def __init__(self, vocabulary_size, hidden_dim, scaled=True, **kwargs):
+        kwargs.setdefault("embeddings_initializer", ZeroRowNormal(stddev=hidden_dim**-0.5))
+        super().__init__(vocabulary_size, hidden_dim, **kwargs)
+        self.scaled = scaled
+
+    @property
+    def scale(self):
+        return self.output_dim**0.5 if self.scaled else 1.0
+
+    def table(self):
+        """[V, D] in the compute dtype."""
+        table = ops.convert_to_tensor(self.embeddings)
+        return ops.cast(_freeze_row_zero(table), self.compute_dtype)
+
+    def call(self, token_ids):
+        """int32 [...] -> [..., D], scaled."""
+        vectors = ops.take(ops.convert_to_tensor(self.embeddings), token_ids, axis=0)
+        vectors = vectors * ops.cast(token_ids != 0, vectors.dtype)[..., None]
+        return ops.cast(vectors, self.compute_dtype) * self.scale
+
+    def expectation(self, logits, k):
+        """Expected embedding under the k most probable tokens (paper, eq. 3).
+
+        Args:
+            logits: float32 [..., V].
+            k: 1 to V; 1 gives E[argmax] (paper, eq. 2), V the expectation over all tokens.
+
+        Returns:
+            [..., D], scaled like an input embedding.
+        """
+        vocabulary_size, width = self.input_dim, self.output_dim
+        table = self.table()
+        if k == vocabulary_size:
+            probabilities = ops.cast(ops.softmax(logits), table.dtype)
+            return ops.matmul(probabilities, table) * self.scale
+        top_logits, top_ids = ops.top_k(logits, k)
+        probabilities = ops.cast(ops.softmax(top_logits), table.dtype)
+        # Gathered vectors take k * D numbers a position, a scattered distribution V.
+        if k * width <= vocabulary_size:
+            vectors = ops.take(table, top_ids, axis=0)
+            return ops.squeeze(ops.matmul(probabilities[..., None, :], vectors), -2) * self.scale
+        rows = ops.reshape(top_ids, (-1, k))
+        row_index = ops.broadcast_to(
+            ops.arange(ops.shape(rows)[0], dtype=rows.dtype)[:, None], ops.shape(rows)
+        )
+        scattered = ops.scatter(
+            ops.reshape(ops.stack([row_index, rows], axis=-1), (-1, 2)),
+            ops.reshape(probabilities, (-1,)),
+            (ops.shape(rows)[0], vocabulary_size),
+        )
+        vectors = ops.matmul(scattered, table) * self.scale
+        return ops.reshape(vectors, tuple(ops.shape(logits)[:-1]) + (width,))
+
+    def logits(self, hidden):
+        """[..., D] -> float32 [..., V]."""
+        return ops.cast(ops.matmul(hidden, ops.transpose(self.table())), "float32")
+
+    def get_config(self):
+        config = super().get_config()
+        return {
+            "vocabulary_size": config.pop("input_dim"),
+            "hidden_dim": config.pop("output_dim"),
+            "scaled": self.scaled,
+            **config,
+        }

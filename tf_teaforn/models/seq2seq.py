@@ -1,0 +1,105 @@
+"""The model one serves: embedding, encoder and Decoder-0."""
+
+import keras
+
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class Seq2Seq(keras.Model):
+    """Encoder-decoder with one embedding for source, target and softmax.
+
+    All weights exist once the constructor returns.
+
+    Args:
+        embedding: `TokenEmbedding`.
+        encoder: layer called as `encoder(x, mask, segment_ids, positions, training)`.
+        decoder: a `Decoder`.
+    """
+
+    start_id = 0
+    eos_id = 1
+
+    def __init__(self, embedding, encoder, decoder, **kwargs):
+        kwargs.setdefault("name", "seq2seq")
+        super().__init__(**kwargs)
+        self.embedding = embedding
+        self.encoder = encoder
+        self.decoder = decoder
+        self.build()
+
+    def build(self, input_shape=None):
+        for layer in (self.embedding, self.encoder, self.decoder):
+            if not layer.built:
+                layer.build(None)
+        self.built = True
+
+    @property
+    def vocabulary_size(self):
+        return self.embedding.input_dim
+
+    def embed(self, token_ids):
+        """int32 [...] -> scaled [..., D]; id 0 gives the zero vector."""
+        return self.embedding(token_ids)
+
+    def logits(self, hidden):
+        """[..., D] -> float32 [..., V]."""
+        return self.embedding.logits(hidden)
+
+    def encode(self, inputs, training=False):
+        """Runs the encoder.
+
+        Args:
+            inputs: dictionary with "encoder_token_ids" int32 [B, S], 0 on padding, and for packed
+                batches "encoder_segment_ids" and "encoder_positions", int32 [B, S].
+
+        Returns:
+            (memory [B, S, D], memory mask bool [B, S]).
+        """
+        token_ids = inputs["encoder_token_ids"]
+        mask = token_ids != 0
+        memory = self.encoder(
+            self.embed(token_ids),
+            mask,
+            segment_ids=inputs.get("encoder_segment_ids"),
+            positions=inputs.get("encoder_positions"),
+            training=training,
+        )
+        return memory, mask
+
+    def prepare(self, decoder, inputs, memory, memory_mask):
+        """`decoder.prepare` with what a packed batch brings along."""
+        return decoder.prepare(
+            memory,
+            memory_mask,
+            memory_segment_ids=inputs.get("encoder_segment_ids"),
+            segment_ids=inputs.get("decoder_segment_ids"),
+            positions=inputs.get("decoder_positions"),
+        )
+
+    def call(self, inputs, training=False):
+        """Teacher-forced logits of Decoder-0, float32 [B, T, V]."""
+        memory, mask = self.encode(inputs, training=training)
+        prepared = self.prepare(self.decoder, inputs, memory, mask)
+        x = self.embed(inputs["decoder_token_ids"])
+        return self.logits(self.decoder(x, prepared, training=training))
+
+    def compute_output_spec(self, inputs, training=False):
+        shape = tuple(inputs["decoder_token_ids"].shape) + (self.vocabulary_size,)
+        return keras.KerasTensor(shape, dtype="float32")
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            **{
+                part: keras.saving.serialize_keras_object(getattr(self, part))
+                for part in ("embedding", "encoder", "decoder")
+            },
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        parts = {
+            part: keras.saving.deserialize_keras_object(config[part])
+            for part in ("embedding", "encoder", "decoder")
+        }
+        return cls(**{**config, **parts})

@@ -1,0 +1,339 @@
+"""Transformer encoder and decoder (Vaswani et al. 2017), pre- or post-norm.
+
+Shapes: B batch, K hypotheses, H heads, S source length, T target length, D model width,
+F feed-forward width, C width of one head.
+"""
+
+import keras
+from keras import ops
+
+from tf_teaforn.models.attention import MultiHeadAttention
+from tf_teaforn.models.decoder import Decoder
+from tf_teaforn.models.position import position_signal
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class FeedForward(keras.layers.Layer):
+    """Two dense layers, D -> F -> D."""
+
+    def __init__(self, hidden_dim, intermediate_dim, activation="relu", dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden_dim = hidden_dim
+        self.intermediate_dim = intermediate_dim
+        self.activation = activation
+        self.inner = keras.layers.Dense(
+            intermediate_dim, activation=activation, dtype=self.dtype_policy, name="inner"
+        )
+        self.outer = keras.layers.Dense(hidden_dim, dtype=self.dtype_policy, name="outer")
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape=None):
+        self.inner.build((None, None, self.hidden_dim))
+        self.outer.build((None, None, self.intermediate_dim))
+        self.built = True
+
+    def call(self, x, training=None):
+        return self.outer(self.dropout(self.inner(x), training=training))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hidden_dim": self.hidden_dim,
+            "intermediate_dim": self.intermediate_dim,
+            "activation": self.activation,
+            "dropout": self.dropout.rate,
+        }
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class Residual(keras.layers.Layer):
+    """x + sublayer(norm(x)) for pre-norm, norm(x + sublayer(x)) for post-norm; with dropout."""
+
+    def __init__(self, hidden_dim, norm, norm_epsilon, dropout, **kwargs):
+        super().__init__(**kwargs)
+        if norm not in ("pre", "post"):
+            raise ValueError(f"norm is {norm!r}; it must be 'pre' or 'post'.")
+        self.hidden_dim = hidden_dim
+        self.norm = norm
+        self.layer_norm = keras.layers.LayerNormalization(
+            epsilon=norm_epsilon, dtype=self.dtype_policy, name="layer_norm"
+        )
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape=None):
+        self.layer_norm.build((None, None, self.hidden_dim))
+        self.built = True
+
+    def call(self, x, sublayer, training=None):
+        """`sublayer` maps the normalised input to an output of the same shape."""
+        if self.norm == "pre":
+            return x + self.dropout(sublayer(self.layer_norm(x)), training=training)
+        return self.layer_norm(x + self.dropout(sublayer(x), training=training))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hidden_dim": self.hidden_dim,
+            "norm": self.norm,
+            "norm_epsilon": self.layer_norm.epsilon,
+            "dropout": self.dropout.rate,
+        }
+
+
+class _Stack:
+    """What encoder and decoder have in common: settings, input, final norm."""
+
+    def _configure(
+        self,
+        num_layers,
+        hidden_dim,
+        intermediate_dim,
+        num_heads,
+        dropout=0.1,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation="relu",
+        norm="pre",
+        norm_epsilon=1e-5,
+        attention_bias=False,
+        position_signal="half_split",
+    ):
+        self.settings = {
+            "num_layers": num_layers,
+            "hidden_dim": hidden_dim,
+            "intermediate_dim": intermediate_dim,
+            "num_heads": num_heads,
+            "dropout": dropout,
+            "attention_dropout": attention_dropout,
+            "activation_dropout": activation_dropout,
+            "activation": activation,
+            "norm": norm,
+            "norm_epsilon": norm_epsilon,
+            "attention_bias": attention_bias,
+            "position_signal": position_signal,
+        }
+        self.hidden_dim = hidden_dim
+        self.input_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.final_norm = (
+            keras.layers.LayerNormalization(
+                epsilon=norm_epsilon, dtype=self.dtype_policy, name="final_norm"
+            )
+            if norm == "pre"
+            else None
+        )
+
+    def _attention(self, name):
+        return MultiHeadAttention(
+            self.hidden_dim,
+            self.settings["num_heads"],
+            use_bias=self.settings["attention_bias"],
+            dropout=self.settings["attention_dropout"],
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _feed_forward(self, name):
+        return FeedForward(
+            self.hidden_dim,
+            self.settings["intermediate_dim"],
+            activation=self.settings["activation"],
+            dropout=self.settings["activation_dropout"],
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _residual(self, name):
+        return Residual(
+            self.hidden_dim,
+            self.settings["norm"],
+            self.settings["norm_epsilon"],
+            self.settings["dropout"],
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape=None):
+        for layer in self._sublayers():
+            layer.build(None)
+        if self.final_norm is not None:
+            self.final_norm.build((None, None, self.hidden_dim))
+        self.built = True
+
+    def _enter(self, x, positions, training):
+        signal = position_signal(positions, self.hidden_dim, self.settings["position_signal"])
+        return self.input_dropout(x + ops.cast(signal, x.dtype), training=training)
+
+    def _leave(self, x):
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def get_config(self):
+        return {**super().get_config(), **self.settings}
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class TransformerEncoder(_Stack, keras.layers.Layer):
+    """Self-attention encoder.
+
+    Args:
+        num_layers, hidden_dim, intermediate_dim, num_heads: sizes.
+        dropout: rate on embeddings and on each sublayer's output.
+        attention_dropout, activation_dropout: rates on attention weights and inside the
+            feed-forward sublayer.
+        activation: of the feed-forward sublayer.
+        norm: "pre" or "post".
+        norm_epsilon: of every layer normalisation.
+        attention_bias: whether attention projections have biases.
+        position_signal: see `position_signal`.
+    """
+
+    def __init__(self, *, name=None, dtype=None, trainable=True, **settings):
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self._configure(**settings)
+        self.blocks = [
+            (
+                self._attention(f"layer_{i}_self_attention"),
+                self._residual(f"layer_{i}_self_attention_residual"),
+                self._feed_forward(f"layer_{i}_feed_forward"),
+                self._residual(f"layer_{i}_feed_forward_residual"),
+            )
+            for i in range(settings["num_layers"])
+        ]
+
+    def _sublayers(self):
+        return [layer for block in self.blocks for layer in block]
+
+    def call(self, x_BxSxD, mask_BxS, segment_ids=None, positions=None, training=None):
+        """[B, S, D] scaled embeddings and bool [B, S] -> [B, S, D].
+
+        `segment_ids` and `positions`, int32 [B, S], belong to packed batches.
+        """
+        if positions is None:
+            positions = ops.arange(ops.shape(x_BxSxD)[1])
+        attention_mask = mask_BxS[:, None, None, :]
+        if segment_ids is not None:
+            same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+            attention_mask = ops.logical_and(attention_mask, same)
+        x = self._enter(x_BxSxD, positions, training)
+        for attention, attention_residual, feed_forward, feed_forward_residual in self.blocks:
+
+            def self_attend(y, attention=attention):
+                return attention(y, attention.keys_and_values(y), attention_mask, training=training)
+
+            def feed(y, feed_forward=feed_forward):
+                return feed_forward(y, training=training)
+
+            x = attention_residual(x, sublayer=self_attend, training=training)
+            x = feed_forward_residual(x, sublayer=feed, training=training)
+        return self._leave(x)
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class TransformerDecoder(_Stack, Decoder):
+    """Causal self-attention, attention to the encoder, feed-forward.
+
+    Takes the arguments of `TransformerEncoder`.
+    """
+
+    def __init__(self, *, name=None, dtype=None, trainable=True, **settings):
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self._configure(**settings)
+        self.blocks = [
+            (
+                self._attention(f"layer_{i}_self_attention"),
+                self._residual(f"layer_{i}_self_attention_residual"),
+                self._attention(f"layer_{i}_cross_attention"),
+                self._residual(f"layer_{i}_cross_attention_residual"),
+                self._feed_forward(f"layer_{i}_feed_forward"),
+                self._residual(f"layer_{i}_feed_forward_residual"),
+            )
+            for i in range(settings["num_layers"])
+        ]
+
+    def _sublayers(self):
+        return [layer for block in self.blocks for layer in block]
+
+    def prepare(
+        self, memory_BxSxD, memory_mask_BxS, memory_segment_ids=None, segment_ids=None, positions=None
+    ):
+        cross_mask = memory_mask_BxS[:, None, None, :]
+        prepared = {
+            "memory": [block[2].keys_and_values(memory_BxSxD) for block in self.blocks],
+        }
+        if segment_ids is not None:
+            same = segment_ids[:, None, :, None] == memory_segment_ids[:, None, None, :]
+            cross_mask = ops.logical_and(cross_mask, same)
+            prepared["self_mask"] = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+            prepared["positions"] = positions
+        prepared["cross_mask"] = cross_mask
+        return prepared
+
+    def _run(self, x, prepared, self_attentions, cross_attend, training):
+        for block, memory, self_attend in zip(
+            self.blocks, prepared["memory"], self_attentions, strict=True
+        ):
+            _, self_residual, cross, cross_residual, feed_forward, feed_forward_residual = block
+
+            def attend_memory(y, cross=cross, memory=memory):
+                return cross_attend(cross, y, memory)
+
+            def feed(y, feed_forward=feed_forward):
+                return feed_forward(y, training=training)
+
+            x = self_residual(x, sublayer=self_attend, training=training)
+            x = cross_residual(x, sublayer=attend_memory, training=training)
+            x = feed_forward_residual(x, sublayer=feed, training=training)
+        return self._leave(x)
+
+    def call(self, x_BxTxD, prepared, start_position=0, training=None):
+        steps = ops.arange(ops.shape(x_BxTxD)[1])
+        self_mask = (steps[:, None] >= steps[None, :])[None, None]
+        if "self_mask" in prepared:
+            self_mask = ops.logical_and(self_mask, prepared["self_mask"])
+        positions = prepared.get("positions", steps) + start_position
+
+        def self_attend(attention):
+            return lambda y: attention(
+                y, attention.keys_and_values(y), self_mask, training=training
+            )
+
+        def cross_attend(cross, y, memory):
+            return cross(y, memory, prepared["cross_mask"], training=training)
+
+        x = self._enter(x_BxTxD, positions, training)
+        self_attentions = [self_attend(block[0]) for block in self.blocks]
+        return self._run(x, prepared, self_attentions, cross_attend, training)
+
+    def initial_state(self, prepared, num_hypotheses, max_length):
+        keys = prepared["memory"][0][0]
+        batch, heads, _, head_dim = ops.shape(keys)
+        cache = ops.zeros((batch, num_hypotheses, heads, max_length, head_dim), dtype=keys.dtype)
+        return [(cache, cache) for _ in self.blocks]
+
+    def step(self, x_BxKxD, state, prepared, position):
+        new_state = []
+
+        def self_attend(attention, cache):
+            def attend(y):
+                # The K hypotheses are rows of their own here: [B, K, H, 1, C].
+                new = [ops.moveaxis(h, 1, 2)[..., None, :] for h in attention.keys_and_values(y)]
+                start = (0, 0, 0, position, 0)
+                keys, values = (
+                    ops.slice_update(c, start, n) for c, n in zip(cache, new, strict=True)
+                )
+                new_state.append((keys, values))
+                visible = ops.arange(ops.shape(keys)[-2]) <= position
+                queries = ops.moveaxis(attention.queries(y), 1, 2)[..., None, :]
+                heads = attention.attend(queries, keys, values, visible)
+                return attention.merge(ops.moveaxis(heads[..., 0, :], 2, 1))
+
+            return attend
+
+        def cross_attend(cross, y, memory):
+            return cross(y, memory, prepared["cross_mask"])
+
+        x = self._enter(x_BxKxD, position, False)
+        self_attentions = [
+            self_attend(block[0], cache) for block, cache in zip(self.blocks, state, strict=True)
+        ]
+        x = self._run(x, prepared, self_attentions, cross_attend, False)
+        return x, new_state

@@ -1,0 +1,92 @@
+"""A task: data, metrics and the settings that suit them, under one name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_teaforn.data.sources import Source
+from tf_teaforn.errors import UserError
+
+# Metric a task asks for -> values it yields.
+_VALUES = {
+    "bleu": ("bleu",),
+    "rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
+    "exact_match": ("exact_match",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One registered task.
+
+    Attributes:
+        name: what `--task` takes.
+        description: one line, shown by `--help`.
+        source: sentence pairs.
+        metrics: what evaluation computes: "bleu", "rouge", "exact_match".
+        headline_metric: the value that picks the best checkpoint: "bleu", "rouge1", "rouge2",
+            "rougeL", "rougeLsum" or "exact_match".
+        defaults: flag name -> value, where the task differs from the global default. A flag on the
+            command line wins.
+        from_files: for tasks on a user's own files only:
+            (train_files, valid_files, test_files, metric) -> the task on these files.
+
+    Raises:
+        ValueError: an unknown metric, or a headline that the metrics do not yield.
+    """
+
+    name: str
+    description: str
+    source: Source
+    metrics: tuple[str, ...]
+    headline_metric: str
+    defaults: Mapping[str, Any]
+    from_files: Callable[[str, str, str, str], Task] | None = None
+
+    def __post_init__(self):
+        unknown = [metric for metric in self.metrics if metric not in _VALUES]
+        if unknown:
+            raise ValueError(f"Task {self.name}: metric {unknown[0]!r} is none of {[*_VALUES]}")
+        values = [value for metric in self.metrics for value in _VALUES[metric]]
+        if self.headline_metric not in values:
+            raise ValueError(
+                f"Task {self.name}: headline_metric {self.headline_metric!r} is none of {values}"
+            )
+
+
+_tasks: dict[str, Task] = {}
+
+
+def register_task(task: Task) -> Task:
+    """Makes `task` known to `get_task`, and returns it.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if task.name in _tasks:
+        raise ValueError(f"Task {task.name!r} is registered already")
+    _tasks[task.name] = task
+    return task
+
+
+def get_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        UserError: there is none; says which there are.
+    """
+    if name not in _tasks:
+        close = difflib.get_close_matches(name, _tasks, n=1)
+        guess = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(
+            f"Unknown task {name!r}.{guess} Write --task= one of: {', '.join(task_names())}."
+        )
+    return _tasks[name]
+
+
+def task_names() -> tuple[str, ...]:
+    """Names of all registered tasks, sorted."""
+    return tuple(sorted(_tasks))

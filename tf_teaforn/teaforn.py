@@ -1,0 +1,250 @@
+"""TeaForN: a stack of N decoders along a second time axis (paper, section 3).
+
+`Seq2Seq` is the model one serves; `TeaForN` trains it and is left behind.
+"""
+
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from tf_teaforn import objective
+from tf_teaforn.errors import UserError
+
+if keras.backend.backend() == "jax":
+    from tf_teaforn.jax_backend.train_step import TrainStep
+else:
+    from tf_teaforn.tf_backend.train_step import TrainStep
+
+STAGE_INPUTS = ("hidden", "top_k")
+CLONE_INITS = ("copy", "independent")
+
+
+class LossSums(NamedTuple):
+    """Sums over one batch (of one replica); whoever knows the replicas divides.
+
+    Attributes:
+        stages: N float32 scalars, weighted cross-entropy of each stage, smoothing included.
+        correct: float32 scalar, weight of the positions where stage 0's best token is right.
+        tokens: float32 scalar, total weight of stage 0's targets.
+    """
+
+    stages: tuple
+    correct: object
+    tokens: object
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class TeaForN(TrainStep, keras.Model):
+    """Trains a `Seq2Seq` with N decoders; n = 1 or discount = 0 is teacher forcing.
+
+    Decoder-s reads x_s^(t) = pos(t + s) + (E[y^(t-1)] for s = 0, o_{s-1}^(t) for s > 0) and
+    predicts y^(t+s). Gradients flow through the whole stack. The logs are the weighted mean loss
+    of each stage over stage 0's target tokens (`loss_0`, `loss_1`, …), `loss` = Σ λ^s loss_s,
+    stage 0's `accuracy`, and `tokens`, the number of target tokens.
+
+    Args:
+        seq2seq: the model to train. Its decoder is Decoder-0.
+        n: number of stages N, at least 1.
+        discount: λ in [0, 1].
+        shared: one decoder for all stages, or one each. Encoder and embedding are one always.
+        stage_input: what Decoder-s, s > 0, reads: "hidden", the outputs of Decoder-(s-1)
+            (paper, eq. 1), or "top_k", the expected embedding under its `top_k` best tokens
+            (eq. 3).
+        top_k: 1 to V, for stage_input="top_k".
+        word_drop: probability with which a ground-truth input embedding is zeroed, its position
+            signal kept (paper, section "Word drop regularization").
+        label_smoothing: ε, at every stage.
+        clone_init: for shared=False: decoders 1 to N-1 start as copies of Decoder-0 ("copy") or
+            with random weights of their own ("independent").
+
+    Raises:
+        UserError: a value out of its range.
+    """
+
+    def __init__(
+        self,
+        seq2seq,
+        n=2,
+        discount=0.4,
+        shared=True,
+        stage_input="hidden",
+        top_k=None,
+        word_drop=0.0,
+        label_smoothing=0.1,
+        clone_init="copy",
+        **kwargs,
+    ):
+        kwargs.setdefault("name", "teaforn")
+        super().__init__(**kwargs)
+        check_settings(
+            n=n,
+            discount=discount,
+            stage_input=stage_input,
+            top_k=top_k,
+            word_drop=word_drop,
+            label_smoothing=label_smoothing,
+            clone_init=clone_init,
+            vocabulary_size=seq2seq.vocabulary_size,
+        )
+        self.seq2seq = seq2seq
+        self.n = n
+        self.discount = discount
+        self.shared = shared
+        self.stage_input = stage_input
+        self.top_k = top_k
+        self.word_drop = word_drop
+        self.label_smoothing = label_smoothing
+        self.clone_init = clone_init
+        self.clones = [] if shared else [self._clone(stage) for stage in range(1, n)]
+        self.word_drop_seed = keras.random.SeedGenerator()
+        self._trackers = {
+            name: keras.metrics.Mean(name=name)
+            for name in ("loss", *(f"loss_{stage}" for stage in range(n)), "accuracy")
+        }
+        self._trackers["tokens"] = keras.metrics.Sum(name="tokens")
+        self.built = True
+
+    def _clone(self, stage):
+        decoder = self.seq2seq.decoder
+        clone = type(decoder).from_config({**decoder.get_config(), "name": f"decoder_{stage}"})
+        clone.build(None)
+        if self.clone_init == "copy":
+            clone.set_weights(decoder.get_weights())
+        return clone
+
+    @property
+    def decoders(self):
+        """The N decoders in order of their stages."""
+        decoder = self.seq2seq.decoder
+        return [decoder] * self.n if self.shared else [decoder, *self.clones]
+
+    @property
+    def metrics(self):
+        return list(self._trackers.values())
+
+    def hidden_states(self, inputs, training=False):
+        """Outputs o_s of all stages: list of N tensors [B, T, D].
+
+        Args:
+            inputs: "encoder_token_ids" int32 [B, S] and "decoder_token_ids" int32 [B, T], the
+                targets shifted right with the start id in front; for packed batches also
+                "encoder_segment_ids", "encoder_positions", "decoder_segment_ids" and
+                "decoder_positions".
+        """
+        seq2seq = self.seq2seq
+        memory, mask = seq2seq.encode(inputs, training=training)
+        x = self._drop_words(seq2seq.embed(inputs["decoder_token_ids"]), training)
+        hidden_states, prepared = [], None
+        for stage, decoder in enumerate(self.decoders):
+            if stage > 0:
+                x = self._stage_input(hidden_states[-1])
+            if prepared is None or not self.shared:
+                prepared = seq2seq.prepare(decoder, inputs, memory, mask)
+            hidden_states.append(decoder(x, prepared, start_position=stage, training=training))
+        return hidden_states
+
+    def _drop_words(self, x_BxTxD, training):
+        if not training or not self.word_drop:
+            return x_BxTxD
+        shape = tuple(ops.shape(x_BxTxD)[:2]) + (1,)
+        keep = keras.random.uniform(shape, seed=self.word_drop_seed) >= self.word_drop
+        return x_BxTxD * ops.cast(keep, x_BxTxD.dtype)
+
+    def _stage_input(self, hidden_BxTxD):
+        if self.stage_input == "hidden":
+            return hidden_BxTxD
+        logits = self.seq2seq.logits(hidden_BxTxD)
+        return self.seq2seq.embedding.expectation(logits, self.top_k)
+
+    def call(self, inputs, training=False):
+        """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t."""
+        return [self.seq2seq.logits(hidden) for hidden in self.hidden_states(inputs, training)]
+
+    def loss_sums(self, inputs, targets, weights, training=False):
+        """`LossSums` of one batch.
+
+        Args:
+            inputs: as in `hidden_states`.
+            targets: int32 [B, T], end of sentence included, 0 on padding.
+            weights: float32 [B, T], 0 on padding.
+        """
+        hidden_states = self.hidden_states(inputs, training)
+        table = self.seq2seq.embedding.table()
+        segment_ids = inputs.get("decoder_segment_ids")
+        sums, correct = [], None
+        for stage, hidden in enumerate(hidden_states):
+            stage_targets, stage_weights = objective.stage_targets(
+                targets, weights, stage, segment_ids
+            )
+            losses, hits = ops.unstack(
+                objective.cross_entropy(
+                    ops.reshape(hidden, (-1, hidden.shape[-1])),
+                    table,
+                    ops.reshape(stage_targets, (-1,)),
+                    self.label_smoothing,
+                )
+            )
+            flat_weights = ops.reshape(stage_weights, (-1,))
+            sums.append(ops.sum(losses * flat_weights))
+            if stage == 0:
+                correct = ops.sum(hits * flat_weights)
+        return LossSums(tuple(sums), correct, ops.sum(weights))
+
+    def update_metrics(self, sums):
+        """Adds a batch to the running means and returns the logs."""
+        tokens = ops.maximum(sums.tokens, 1.0)
+        means = {f"loss_{stage}": total / tokens for stage, total in enumerate(sums.stages)}
+        means["loss"] = objective.discounted_sum(means.values(), self.discount)
+        means["accuracy"] = sums.correct / tokens
+        for name, mean in means.items():
+            self._trackers[name].update_state(mean, sample_weight=sums.tokens)
+        self._trackers["tokens"].update_state(sums.tokens)
+        return {name: tracker.result() for name, tracker in self._trackers.items()}
+
+    def compute_output_spec(self, inputs, training=False):
+        return [self.seq2seq.compute_output_spec(inputs)] * self.n
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "seq2seq": keras.saving.serialize_keras_object(self.seq2seq),
+            "n": self.n,
+            "discount": self.discount,
+            "shared": self.shared,
+            "stage_input": self.stage_input,
+            "top_k": self.top_k,
+            "word_drop": self.word_drop,
+            "label_smoothing": self.label_smoothing,
+            "clone_init": self.clone_init,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        seq2seq = keras.saving.deserialize_keras_object(config["seq2seq"])
+        return cls(**{**config, "seq2seq": seq2seq})
+
+
+def check_settings(
+    *, n, discount, stage_input, top_k, word_drop, label_smoothing, clone_init, vocabulary_size
+):
+    """Raises UserError for a setting out of its range, named as the flag is."""
+    if not isinstance(n, int) or n < 1:
+        raise UserError(f"--n={n}: the number of decoders is a whole number from 1.")
+    if not 0 <= discount <= 1:
+        raise UserError(f"--discount={discount}: write a number from 0 to 1.")
+    if stage_input not in STAGE_INPUTS:
+        raise UserError(f"--stage_input={stage_input}: write one of {', '.join(STAGE_INPUTS)}.")
+    if stage_input == "top_k" and not (top_k and 1 <= top_k <= vocabulary_size):
+        raise UserError(
+            f"--top_k={top_k}: with --stage_input=top_k write a number from 1 to the vocabulary "
+            f"size, {vocabulary_size}."
+        )
+    if stage_input != "top_k" and top_k is not None:
+        raise UserError(f"--top_k={top_k} has no effect: add --stage_input=top_k or drop it.")
+    if not 0 <= word_drop < 1:
+        raise UserError(f"--word_drop={word_drop}: write a number from 0, below 1.")
+    if not 0 <= label_smoothing < 1:
+        raise UserError(f"--label_smoothing={label_smoothing}: write a number from 0, below 1.")
+    if clone_init not in CLONE_INITS:
+        raise UserError(f"--clone_init={clone_init}: write one of {', '.join(CLONE_INITS)}.")

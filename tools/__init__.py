@@ -1,0 +1,1 @@
+"""What developers of this project run; not installed."""
