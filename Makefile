@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 	$(RUN) bin/train --task=demo_enfr --n=2 --model_dir=$(DEMO_DIR) $(DEMO_FLAGS)
 	$(RUN) bin/evaluate --model_dir=$(DEMO_DIR) --split=test --beam_size=1,4
 	$(RUN) bin/export --model_dir=$(DEMO_DIR) --export_dir=$(DEMO_DIR)/export
-	$(RUN) examples/ask.py $(DEMO_DIR)/export "the sixth of March"
+	$(RUN) examples/ask.py $(DEMO_DIR)/export "Today is Sunday, April 19, 1992."
 
 test: lint
 	$(RUN) -m pytest -q

@@ -1,6 +1,7 @@
 """CNN/DailyMail: a news article to its bullet points, from TFDS.
 
-    tfds build cnn_dailymail
+    python -c "import tensorflow_datasets as tfds
+    tfds.builder('cnn_dailymail').download_and_prepare()"
     bin/train --task=cnn_dailymail --model_dir=DIR
 
 Expected (paper, Table 5; PEGASUS large, pretrained on HugeNews, n=3), ROUGE-1/2/Lsum:
@@ -40,7 +41,7 @@ register_task(
             "max_source_length": 1024,
             "max_target_length": 128,
             "optimizer": "adafactor",
-            "schedule": "rsqrt",
+            "schedule": "inverse_sqrt",
             "warmup_steps": 10_000,
             "learning_rate": 1e-3,
             "label_smoothing": 0.1,

@@ -8,7 +8,7 @@ and 500 test pairs of 4 to 16 words in seconds. Dates, times of day and spelled-
 split do not occur in another.
 """
 
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import version
 
 from tasks import demo_generator
@@ -16,12 +16,20 @@ from tf_teaforn.data.sources import GeneratedSource
 from tf_teaforn.task import Task, register_task
 
 
-def _demo(name: str, language_code: str, language: str) -> Task:
+def english_french(split: str) -> list[tuple[str, str]]:
+    return demo_generator.pairs("fr", split)
+
+
+def english_german(split: str) -> list[tuple[str, str]]:
+    return demo_generator.pairs("de", split)
+
+
+def _demo(name: str, language: str, pairs: Callable[[str], list[tuple[str, str]]]) -> Task:
     return Task(
         name=name,
         description=f"English-{language} phrases (dates, numbers, money, ...), made on the spot",
         source=GeneratedSource(
-            partial(demo_generator.pairs, language_code),
+            pairs,
             # The locale data, and the sentences with them, change between releases.
             version=f"{name}-{demo_generator.VERSION}"
             f"-babel-{version('babel')}-num2words-{version('num2words')}",
@@ -37,10 +45,10 @@ def _demo(name: str, language_code: str, language: str) -> Task:
             "eval_every": 300,
             "batch_tokens": 4096,
             "vocab_size": 2000,
-            "max_source_length": 48,
-            "max_target_length": 48,
+            "max_source_length": 64,
+            "max_target_length": 64,
             "optimizer": "adam",
-            "schedule": "rsqrt",
+            "schedule": "inverse_sqrt",
             "warmup_steps": 300,
             "learning_rate": 2e-3,
             "label_smoothing": 0.1,
@@ -50,5 +58,5 @@ def _demo(name: str, language_code: str, language: str) -> Task:
     )
 
 
-register_task(_demo("demo_enfr", "fr", "French"))
-register_task(_demo("demo_ende", "de", "German"))
+register_task(_demo("demo_enfr", "French", english_french))
+register_task(_demo("demo_ende", "German", english_german))

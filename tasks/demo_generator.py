@@ -32,6 +32,8 @@ def pairs(language: str, split: str) -> list[tuple[str, str]]:
     No sentence of either side occurs twice, be it in one split or in two. A date, a time of day or
     a spelled-out number occurs in one split only.
     """
+    if split not in SIZES:
+        raise ValueError(f"no split {split!r}; there are {', '.join(SIZES)}")
     seen: set[str] = set()
     for name, size in SIZES.items():
         # A string seeds `random` through SHA-512, alike in every process.
@@ -43,8 +45,8 @@ def pairs(language: str, split: str) -> list[tuple[str, str]]:
                 seen.update(pair)
                 chosen.append(pair)
         if name == split:
-            return chosen
-    raise ValueError(f"no split {split!r}; there are {', '.join(SIZES)}")
+            break
+    return chosen
 
 
 def is_well_spelled(number: int) -> bool:

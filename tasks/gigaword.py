@@ -1,6 +1,7 @@
 """Gigaword: the first sentence of an article to its headline, from TFDS.
 
-    tfds build gigaword
+    python -c "import tensorflow_datasets as tfds
+    tfds.builder('gigaword').download_and_prepare()"
     bin/train --task=gigaword --model_dir=DIR
 
 Expected (paper, Table 5; PEGASUS large, pretrained on HugeNews, n=3), ROUGE-1/2/L:
@@ -49,7 +50,7 @@ register_task(
             "max_source_length": 128,
             "max_target_length": 32,
             "optimizer": "adafactor",
-            "schedule": "rsqrt",
+            "schedule": "inverse_sqrt",
             "warmup_steps": 10_000,
             "learning_rate": 1e-4,
             "label_smoothing": 0.1,

@@ -48,7 +48,7 @@ def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
             "max_source_length": 256,
             "max_target_length": 128,
             "optimizer": "adam",
-            "schedule": "rsqrt",
+            "schedule": "inverse_sqrt",
             "warmup_steps": 4_000,
             "learning_rate": 1e-3,
             "label_smoothing": 0.1,

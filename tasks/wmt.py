@@ -1,6 +1,7 @@
 """WMT 2014 English-German and English-French, from TFDS.
 
-    tfds build wmt14_translate/de-en
+    python -c "import tensorflow_datasets as tfds
+    tfds.builder('wmt14_translate/de-en').download_and_prepare()"
     bin/train --task=wmt14_ende --model_dir=DIR
 
 Expected (paper, Table 1; shared decoders, sacreBLEU, mean of five runs, last five checkpoints
@@ -48,7 +49,7 @@ def _wmt14(name, language_code, language):
             "max_source_length": 256,
             "max_target_length": 256,
             "optimizer": "adam",
-            "schedule": "rsqrt",
+            "schedule": "inverse_sqrt",
             "warmup_steps": 8_000,
             # The peak, reached after warm-up: 2 / sqrt(512 · 8000).
             "learning_rate": 9.9e-4,

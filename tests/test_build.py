@@ -73,7 +73,7 @@ def owners(rules):
     }
     owners = {}
     for label, (kind, attributes, folder) in rules.items():
-        if kind == "genrule":
+        if not kind.startswith("py_"):
             continue
         for source in attributes["srcs"]:
             file = (Path(folder) / source).as_posix()
@@ -165,8 +165,8 @@ def test_every_dependency_exists_and_none_leads_in_a_circle(rules):
     graph = {
         label: {
             absolute(dependency, folder)
-            for dependency in attributes.get("deps", [])
-            if not dependency.startswith("@")
+            for dependency in attributes.get("deps", []) + attributes.get("data", [])
+            if not dependency.startswith("@") and dependency != "//:pyproject.toml"
         }
         for label, (_, attributes, folder) in rules.items()
     }

@@ -177,6 +177,16 @@ def test_temporary_and_incomplete_folders_are_ignored_and_cleared(tmp_path):
     assert sorted(os.listdir(checkpoints)) == ["007", "1", "4", "8xtmp", "notes"]
 
 
+def test_what_was_being_replaced_still_counts_and_is_retired_like_any_other(tmp_path):
+    save(tmp_path, 1, 2)
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "1").rename(checkpoints / "1.old")
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert_equal(checkpoint.load_weights(tmp_path, "1")[0], weights_of(1))
+    save(tmp_path, 3, keep=1)
+    assert os.listdir(checkpoints) == ["3"]
+
+
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
 @pytest.mark.parametrize("damage", [flip_byte, truncate, pathlib.Path.unlink])
 def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path, caplog, name, damage):
@@ -233,7 +243,7 @@ def test_foreign_and_hostile_files_are_refused(tmp_path):
     (folder / MODEL).write_bytes(b"\x80\x04pickle")
     digest = hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
     reseal(folder / STATE, files={**files, MODEL: digest})
-    with pytest.raises(UserError, match="not a safetensors file"):
+    with pytest.raises(UserError, match="as a safetensors file"):
         checkpoint.load_weights(tmp_path, "latest")
 
     reseal(folder / STATE, files=[MODEL])
@@ -434,6 +444,13 @@ def file_system(monkeypatch, root, allowed=10**9):
         change()
         return original(real(path), *args, **kwargs)
 
+    def removing(original, path):
+        for name in sorted(os.listdir(real(path))):
+            change()
+            os.remove(os.path.join(real(path), name))
+        change()
+        original(real(path))
+
     def opening(original, path, mode):
         file = original(real(path), mode)
         if "w" in mode:
@@ -448,9 +465,9 @@ def file_system(monkeypatch, root, allowed=10**9):
 
     monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
     read_only = dict.fromkeys(("exists", "isdir", "listdir", "stat"), reading)
-    altering = dict.fromkeys(("mkdir", "makedirs", "remove", "rmtree"), changing)
+    altering = dict.fromkeys(("mkdir", "makedirs", "remove"), changing)
     moves = dict.fromkeys(("rename", "replace", "copy"), moving)
-    with epath.testing.mock_epath(open=opening, **read_only, **altering, **moves):
+    with epath.testing.mock_epath(open=opening, rmtree=removing, **read_only, **altering, **moves):
         yield
 
 

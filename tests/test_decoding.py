@@ -218,8 +218,9 @@ def test_general_search_with_one_hypothesis_is_never_below_greedy(alpha):
         if tokens[-1] == EOS
     ]
     assert len(ended) > 30
-    assert all(high >= low for low, high in ended)
-    assert any(high > low for low, high in ended)
+    # The two may round the penalty differently.
+    assert all(high >= low - 1e-6 * abs(low) for low, high in ended)
+    assert any(high > 0.9 * low for low, high in ended)
 
 
 def test_padding_id_keeps_its_probability_and_is_never_produced():
@@ -247,6 +248,16 @@ def test_nothing_allowed_gives_no_hypothesis():
             width, max_length=5, min_length=4, no_repeat_ngram=1, temperature=temperature
         )
         assert run(model, [[2, 1]], config) == [[((), -np.inf, -np.inf)]]
+
+
+@pytest.mark.parametrize("size", [1280, 1283])
+@pytest.mark.parametrize("k", [1, 3, 4, 900])
+def test_selection_by_blocks_equals_top_k(size, k):
+    x = np.random.default_rng(0).integers(0, 40, size=(3, 2, size)).astype("float32")
+    x[0, 0] = -np.inf
+    x[1, 1, 5:] = -np.inf
+    for actual, expected in zip(decoding._top_k(x, k), ops.top_k(x, k), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 CONFIGS = {

@@ -10,22 +10,25 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Layer -> the layers below it that it may import. A layer is a file or a folder with all below it;
 # a file belongs to the longest that fits.
-_FOUNDATION = ["tf_teaforn/errors.py"]
-_DATA = ["tf_teaforn/data", "tf_teaforn/task.py", *_FOUNDATION]
-_MODEL = ["tf_teaforn/objective.py", "tf_teaforn/models", *_FOUNDATION]
+_ERRORS = "tf_teaforn/errors.py"
+_DATA = ["tf_teaforn/data", "tf_teaforn/task.py", _ERRORS]
+_MODEL = ["tf_teaforn/objective.py", "tf_teaforn/models", _ERRORS]
 _BACKENDS = ["tf_teaforn/tf_backend", "tf_teaforn/jax_backend"]
 _PARTS = [
     *_DATA,
     *_MODEL,
     *_BACKENDS,
     "tf_teaforn/checkpoint.py",
+    "tf_teaforn/config.py",
     "tf_teaforn/decoding.py",
     "tf_teaforn/metrics.py",
+    "tf_teaforn/model_dir.py",
+    "tf_teaforn/optimizers.py",
     "tf_teaforn/teaforn.py",
 ]
 _RUNS = [
-    "tf_teaforn/config.py",
     "tf_teaforn/evaluation.py",
+    "tf_teaforn/export.py",
     "tf_teaforn/inference.py",
     "tf_teaforn/training.py",
 ]
@@ -34,26 +37,34 @@ LAYERS = {
     "tf_teaforn/cli": ["tasks", *_RUNS, *_PARTS],
     "tasks": _DATA,
     "tf_teaforn/__init__.py": [*_RUNS, *_PARTS],
-    "tf_teaforn/training.py": ["tf_teaforn/evaluation.py", "tf_teaforn/config.py", *_PARTS],
-    "tf_teaforn/evaluation.py": ["tf_teaforn/inference.py", "tf_teaforn/config.py", *_PARTS],
-    "tf_teaforn/inference.py": ["tf_teaforn/config.py", *_PARTS],
-    "tf_teaforn/config.py": _PARTS,
+    "tf_teaforn/training.py": [run for run in _RUNS if "training" not in run] + _PARTS,
+    "tf_teaforn/evaluation.py": ["tf_teaforn/inference.py", *_PARTS],
+    "tf_teaforn/export.py": ["tf_teaforn/inference.py", *_PARTS],
+    "tf_teaforn/inference.py": _PARTS,
+    "tf_teaforn/model_dir.py": [
+        "tf_teaforn/checkpoint.py",
+        "tf_teaforn/config.py",
+        "tf_teaforn/data",
+        *_MODEL,
+    ],
     "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS],
-    "tf_teaforn/tf_backend": ["tf_teaforn/decoding.py", "tf_teaforn/data", *_MODEL],
+    "tf_teaforn/tf_backend": ["tf_teaforn/data", "tf_teaforn/decoding.py", *_MODEL],
     "tf_teaforn/jax_backend": _MODEL,
     "tf_teaforn/decoding.py": _MODEL,
-    "tf_teaforn/models": ["tf_teaforn/objective.py", *_FOUNDATION],
-    "tf_teaforn/objective.py": _FOUNDATION,
-    "tf_teaforn/task.py": ["tf_teaforn/data", *_FOUNDATION],
-    "tf_teaforn/data": _FOUNDATION,
-    "tf_teaforn/checkpoint.py": _FOUNDATION,
-    "tf_teaforn/metrics.py": _FOUNDATION,
+    "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
+    "tf_teaforn/objective.py": [_ERRORS],
+    "tf_teaforn/optimizers.py": [_ERRORS],
+    "tf_teaforn/task.py": ["tf_teaforn/data", _ERRORS],
+    "tf_teaforn/data": [_ERRORS],
+    "tf_teaforn/checkpoint.py": [_ERRORS],
+    "tf_teaforn/config.py": [_ERRORS],
+    "tf_teaforn/metrics.py": [_ERRORS],
     "tf_teaforn/errors.py": [],
-    # No layer of the product: they may import whatever they try out.
+    # No layers of the product: they may import whatever they look at.
     "benchmarks": None,
     "examples": None,
-    "setup.py": [],
     "tests": None,
+    "setup.py": [],
     "tools": [],
 }
 

@@ -130,6 +130,8 @@ def test_installed_commands_work_outside_the_checkout(wheel, tmp_path):
     code = "import tasks, tf_teaforn; print(tasks.__file__, tf_teaforn.__file__, sep='\\n')"
     found = run(python, "-c", code, cwd=tmp_path, env=clean).stdout.splitlines()
     assert [Path(file).parent.parent for file in found] == [site_packages] * 2
-    usage = run(environment / "bin" / "teaforn-train", "--help", cwd=tmp_path, env=clean).stdout
-    assert "--model_dir" in usage
-    assert "demo_enfr" in usage
+    train = environment / "bin" / "teaforn-train"
+    assert "--model_dir" in run(train, "--help", cwd=tmp_path, env=clean).stdout
+    wrong = run(train, "--task=none", "--model_dir=model", cwd=tmp_path, env=clean)
+    assert wrong.returncode == 2
+    assert "demo_enfr" in wrong.stderr and "wmt14_ende" in wrong.stderr

@@ -142,7 +142,8 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         chosen = available[-count:]
     else:
         raise UserError(
-            f"--checkpoint={spec} is not best, latest, average:<n> or a step; steps saved: {listing}"
+            f"--checkpoint={spec} is not best, latest, average:<n> or a step; "
+            f"steps saved: {listing}"
         )
     if len(chosen) < count:
         raise UserError(
@@ -206,7 +207,7 @@ def load_training(
     if available:
         raise UserError(
             f"every checkpoint in {_checkpoints(model_dir)} is damaged "
-            f"({', '.join(map(str, available))}): restore one, or delete them to train from the start"
+            f"({', '.join(map(str, available))}): restore one, or delete all to start again"
         )
     return None
 
@@ -337,15 +338,16 @@ def _write_errors(folder: epath.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write the checkpoint {folder} ({error}); earlier checkpoints are untouched"
+            f"cannot write the checkpoint {folder} ({error.strerror or error}); "
+            "earlier checkpoints are untouched"
         ) from error
 
 
 def _write_file(path: epath.Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
-        file.flush()
         if _is_local(path):
+            file.flush()
             os.fsync(file.fileno())
 
 
@@ -408,7 +410,9 @@ def _read(path: epath.Path) -> bytes:
         with path.open("rb") as file:
             return file.read()
     except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read ({error})") from error
+        raise DamagedCheckpointError(
+            f"{path} cannot be read ({error.strerror or error})"
+        ) from error
 
 
 def _read_record(folder: epath.Path) -> dict[str, Any]:
@@ -451,5 +455,5 @@ def _read_tensors(
         return safetensors.numpy.load(_read_checked(folder, record, name))
     except (safetensors.SafetensorError, KeyError) as error:
         raise DamagedCheckpointError(
-            f"{folder / name} is not a safetensors file ({error})"
+            f"{folder / name} cannot be used as a safetensors file ({error})"
         ) from error

@@ -324,7 +324,7 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
 
         # The 2K best of a sentence are among the 2K best of each hypothesis.
         per_hypothesis = min(2 * width, ops.shape(logits)[-1])
-        top_logits, top_tokens = ops.top_k(allowed, per_hypothesis)
+        top_logits, top_tokens = _top_k(allowed, per_hypothesis)
         log_probs = top_logits - ops.logsumexp(logits, axis=-1, keepdims=True)
         log_probs = now.log_probs[..., None] + log_probs
         flat = (batch, width * per_hypothesis)
@@ -415,6 +415,26 @@ def _gather(x, indices_BxJ):
     return ops.take(ops.reshape(x, (batch * width, *rest)), first + indices_BxJ, axis=0)
 
 
+def _top_k(x, k, block=128):
+    """`ops.top_k`, several times faster for k much smaller than the last axis.
+
+    The k best are in the k blocks of the largest maxima, and a maximum is cheaper than a selection.
+    """
+    *leading, size = ops.shape(x)
+    blocks = -(-size // block)
+    if blocks <= 2 * k:
+        return ops.top_k(x, k)
+    rows = ops.reshape(x, (-1, size))
+    if size % block:
+        rows = ops.pad(rows, ((0, 0), (0, blocks * block - size)), constant_values=-np.inf)
+    rows = ops.reshape(rows, (-1, blocks, block))
+    # In order, so that of equal values the first comes first.
+    best = ops.sort(ops.top_k(ops.max(rows, axis=-1), k)[1], axis=-1)
+    values, picks = ops.top_k(ops.reshape(_gather(rows, best), (-1, k * block)), k)
+    indices = _gather(best, picks // block) * block + picks % block
+    return ops.reshape(values, (*leading, k)), ops.reshape(indices, (*leading, k))
+
+
 def _mix(x):
     """Spreads the bits of uint32 numbers (MurmurHash3's finaliser, Appleby, public domain)."""
     x = ops.bitwise_xor(x, ops.right_shift(x, 16)) * np.uint32(0x85EBCA6B)
@@ -453,7 +473,7 @@ def _sample(logits_BxKxV, uniform_BxK, config):
     filtered = config.sample_top_k or config.sample_top_p < 1
     if filtered:
         k = min(config.sample_top_k or vocabulary_size, vocabulary_size)
-        logits, ids = ops.top_k(logits_BxKxV, k)
+        logits, ids = _top_k(logits_BxKxV, k)
     else:
         logits = logits_BxKxV
     probabilities = ops.softmax(logits / config.temperature)
@@ -465,3 +485,21 @@ def _sample(logits_BxKxV, uniform_BxK, config):
     index = ops.minimum(index, ops.shape(logits)[-1] - 1)
     drawn_logits = ops.take_along_axis(logits, index, axis=-1)[..., 0]
     return drawn_logits, (ops.take_along_axis(ids, index, axis=-1) if filtered else index)[..., 0]
+
+
+def score(seq2seq, inputs, targets_BxT):
+    """Teacher-forced log probabilities.
+
+    Args:
+        seq2seq: `Seq2Seq`.
+        inputs: {"encoder_token_ids": int32 [B, S]}, end-of-sentence included, 0-padded.
+        targets_BxT: int32, end-of-sentence included, 0-padded.
+
+    Returns:
+        float32 [B], natural-log sums over the target tokens, end-of-sentence included.
+    """
+    decoder_ids = ops.pad(targets_BxT, ((0, 0), (1, 0)), constant_values=seq2seq.start_id)[:, :-1]
+    logits = seq2seq({**inputs, "decoder_token_ids": decoder_ids})
+    chosen = ops.take_along_axis(logits, targets_BxT[..., None], axis=-1)[..., 0]
+    log_probs = chosen - ops.logsumexp(logits, axis=-1)
+    return ops.sum(ops.where(targets_BxT != PAD_ID, log_probs, 0.0), axis=-1)

@@ -9,7 +9,7 @@ deleting a file or an import; `tests/test_build.py` fails until it has been run.
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Import name -> distribution, where the names differ.
 DISTRIBUTIONS = {"absl": "absl-py"}
+
+# The commands as tests run them.
+COMMANDS = "//bin:commands"
 
 # What a program needs besides what it imports: Keras loads its backend, and tf.summary its writer,
 # by name.
@@ -66,7 +69,7 @@ def imports(path: Path, root: Path = ROOT) -> Imports:
         top = name.split(".")[0]
         if top in own:
             files.add(_module_file(name, path, root))
-        elif top not in sys.stdlib_module_names and top != "__future__":
+        elif top not in sys.stdlib_module_names:
             distributions.add(DISTRIBUTIONS.get(top, top))
     return Imports(frozenset(files - {path}), frozenset(distributions))
 
@@ -92,8 +95,12 @@ def _module_file(name: str, importer: Path, root: Path) -> Path:
     raise ValueError(f"{importer} imports {name}, which is no file of this project")
 
 
+def _package(file: Path) -> str:
+    return file.parent.as_posix() if file.parent != Path(".") else ""
+
+
 def _label(file: Path) -> str:
-    folder = file.parent.as_posix() if file.parent != Path(".") else ""
+    folder = _package(file)
     if file.parent == Path("bin"):
         return f"//bin:teaforn-{file.name}"
     name = file.parent.name if file.name == "__init__.py" else file.stem
@@ -121,79 +128,91 @@ def _closure(file: Path, graph: Mapping[Path, Imports]) -> frozenset[Path]:
     return frozenset(seen)
 
 
-def _is_test(file: Path) -> bool:
-    return file.parts[0] == "tests" and file.name.startswith("test_")
+def _runs_commands(file: Path, root: Path) -> bool:
+    """Whether a file under tests/ names bin/ and so needs its commands when it runs."""
+    tree = ast.parse((root / file).read_text(encoding="utf-8"))
+    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return file.parts[0] == "tests" and any(
+        isinstance(string, str) and (string == "bin" or string.startswith("bin/"))
+        for string in strings
+    )
 
 
-def _is_program(file: Path, root: Path) -> bool:
-    if file.parent == Path("bin"):
-        return True
-    return "if __name__ ==" in (root / file).read_text(encoding="utf-8")
+def _kind(file: Path, root: Path) -> str:
+    if file.parts[0] == "tests" and file.name.startswith("test_"):
+        return "py_test"
+    program = "if __name__ ==" in (root / file).read_text(encoding="utf-8")
+    return "py_binary" if program else "py_library"
 
 
-def _rule(kind: str, **attributes: str | bool | Iterable[str]) -> str:
+def _rule(kind: str, **attributes: str | bool | list[str]) -> str:
+    """A call in BUILD's syntax, without the attributes that are empty or false."""
     lines = [f"{kind}("]
     for name, value in attributes.items():
-        if isinstance(value, str):
+        if isinstance(value, list) and len(value) > 1:
+            lines += [f"    {name} = [", *(f'        "{item}",' for item in value), "    ],"]
+        elif isinstance(value, list) and value:
+            lines.append(f'    {name} = ["{value[0]}"],')
+        elif isinstance(value, str):
             lines.append(f'    {name} = "{value}",')
-        elif isinstance(value, bool):
+        elif value:
             lines.append(f"    {name} = {value},")
-        elif len(items := list(value)) == 1:
-            lines.append(f'    {name} = ["{items[0]}"],')
-        elif items:
-            lines += [f"    {name} = [", *(f'        "{item}",' for item in items), "    ],"]
     return "\n".join([*lines, ")"])
 
 
-def _target(file: Path, graph: Mapping[Path, Imports], root: Path) -> Iterator[tuple[str, str]]:
-    """(kind, rule) for each target of one file."""
-    folder = file.parent.as_posix() if file.parent != Path(".") else ""
-    label = _label(file)
-    name = label.rpartition(":")[2].rpartition("/")[2]
-    program, test = _is_program(file, root), _is_test(file)
+def _dependencies(file: Path, kind: str, graph: Mapping[Path, Imports]) -> list[str]:
+    """Labels in buildifier's order: this package's, this project's, third-party ones."""
     files, distributions = set(graph[file].files), set(graph[file].distributions)
-    if program or test:
-        if test:
-            files |= {
-                conftest
-                for conftest in graph
-                if conftest.name == "conftest.py" and conftest.parent in file.parents
-            }
-            distributions.add("pytest")
+    if kind == "py_test":
+        distributions.add("pytest")
+        files |= {
+            other for other in graph if other.name == "conftest.py" and other.parent in file.parents
+        }
+    if kind != "py_library":
         reached = {name for member in _closure(file, graph) for name in graph[member].distributions}
         for needs, runtime in RUNTIME.items():
             if needs in reached:
-                distributions.add(runtime)
                 reached.add(runtime)
-    dependencies = [_local(_label(other), folder) for other in files]
-    dependencies += map(_pip, distributions)
-    dependencies.sort(key=lambda label: (":/@".index(label[0]), label.split(":")))
+                distributions.add(runtime)
+    labels = [_local(_label(other), _package(file)) for other in files]
+    labels += map(_pip, distributions)
+    return sorted(labels, key=lambda label: (":/@".index(label[0]), label.split(":")))
+
+
+def _rules(file: Path, graph: Mapping[Path, Imports], root: Path) -> list[str]:
+    """The targets of one file."""
+    kind = _kind(file, root)
+    name = _label(file).rpartition("/")[2].rpartition(":")[2]
+    dependencies = _dependencies(file, kind, graph)
     if file.parent == Path("bin"):
+        # A program's source must end in .py, and no target may be called as a file is.
         copy = f"{name.replace('-', '_')}.py"
-        yield (
-            "genrule",
+        return [
             _rule("genrule", name=f"{name}_py", srcs=[file.name], outs=[copy], cmd="cp $< $@"),
-        )
-        yield "py_binary", _rule("py_binary", name=name, srcs=[copy], main=copy, deps=dependencies)
-    elif test:
-        extra = {"tags": ["manual"]} if file.as_posix() in WHOLE_CHECKOUT else {}
-        yield (
-            "py_test",
-            _rule(
-                "py_test",
-                name=name,
-                srcs=[file.name],
-                args=[f"$(rootpath {file.name})"],
-                data=["//:pyproject.toml"],
-                main_module="pytest",
-                **extra,
-                deps=dependencies,
-            ),
+            _rule("py_binary", name=name, srcs=[copy], main=copy, deps=dependencies),
+        ]
+    commands = [COMMANDS] if _runs_commands(file, root) else []
+    if kind == "py_test":
+        rule = _rule(
+            kind,
+            name=name,
+            srcs=[file.name],
+            args=[f"$(rootpath {file.name})"],
+            data=[*commands, "//:pyproject.toml"],
+            main_module="pytest",
+            tags=["manual"] if file.as_posix() in WHOLE_CHECKOUT else [],
+            deps=dependencies,
         )
     else:
-        kind = "py_binary" if program else "py_library"
-        test_only = {"testonly": True} if file.parts[0] == "tests" else {}
-        yield kind, _rule(kind, name=name, **test_only, srcs=[file.name], deps=dependencies)
+        rule = _rule(
+            kind,
+            name=name,
+            testonly=file.parts[0] == "tests",
+            srcs=[file.name],
+            data=commands,
+            deps=dependencies,
+        )
+    return [rule]
 
 
 def build_files(root: Path = ROOT) -> dict[Path, str]:
@@ -206,19 +225,19 @@ def build_files(root: Path = ROOT) -> dict[Path, str]:
     texts = {}
     for folder in sorted({file.parent for file in graph}):
         members = [file for file in graph if file.parent == folder]
-        targets = [target for file in members for target in _target(file, graph, root)]
-        kinds = sorted({kind for kind, _ in targets} - {"genrule"})
-        load = ", ".join(f'"{kind}"' for kind in kinds)
+        kinds = ", ".join(f'"{kind}"' for kind in sorted({_kind(file, root) for file in members}))
         blocks = [
-            f'load("@rules_python//python:defs.bzl", {load})',
+            f'load("@rules_python//python:defs.bzl", {kinds})',
             'package(default_visibility = ["//visibility:public"])',
         ]
         if folder == Path("."):
             blocks.append('exports_files(["pyproject.toml", "requirements_lock.txt"])')
+        blocks += [rule for file in members for rule in _rules(file, graph, root)]
         if folder == Path("bin"):
-            names = "".join(f'    "{file.name}",\n' for file in members)
-            blocks.append(f"exports_files([\n{names}])")
-        blocks += [rule for _, rule in targets]
+            # For tests: the files as they are, and all that these import.
+            files = [file.name for file in members]
+            programs = [_local(_label(file), "bin") for file in members]
+            blocks.append(_rule("filegroup", name="commands", srcs=files, data=programs))
         head = "# Written by tools/gen_build.py.\n"
         texts[folder / "BUILD"] = head + "\n\n".join(blocks) + "\n"
     return texts

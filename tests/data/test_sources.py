@@ -2,10 +2,14 @@
 
 import gzip
 import os
+import shlex
 import tracemalloc
+from unittest import mock
 
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +93,7 @@ _sides = st.text(st.characters(blacklist_characters="\n\t\0\r\ufeff", codec="utf
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(pairs=st.lists(st.tuples(_sides, _sides), min_size=1, max_size=6), two=st.booleans())
 def test_any_text_comes_back(tmp_path, pairs, two):
@@ -281,6 +285,47 @@ def test_changed_files_are_checked_again(tmp_path):
     assert _error(lambda: source.dataset("test")).startswith(f"{path}:2: 0 tabs.")
 
 
+def test_lines_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_BLOCK", 4)
+    path = _write(tmp_path / "x.tsv", b"a long line\tfollowed\r\nby\tothers\n1\t2")
+    assert _read(TextSource(test=path), "test") == [
+        ("a long line", "followed"),
+        ("by", "others"),
+        ("1", "2"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x.tsv", "x.tsv.gz"])
+def test_remote_files(tmp_path, monkeypatch, name):
+    """A bucket, played by a directory read through TensorFlow's file system as buckets are."""
+    _write(tmp_path / name, b"a\rb\tc\r\nd\te\n")
+    modified = [0]
+
+    class Bucket:
+        def __init__(self, path):
+            self.path = path.replace("gs://bucket", str(tmp_path))
+
+        def exists(self):
+            return os.path.exists(self.path)
+
+        def open(self, mode):
+            return tf.io.gfile.GFile(self.path, mode)
+
+        def stat(self):
+            return epath.stat_utils.StatResult(False, os.path.getsize(self.path), modified[0])
+
+    monkeypatch.setattr(epath, "Path", Bucket)
+    source = TextSource(test=f"gs://bucket/{name}", validation="gs://bucket/none")
+    assert _read(source, "test") == [("a\rb", "c"), ("d", "e")]
+    first = source.fingerprint("test")
+    assert str(os.path.getsize(tmp_path / name)) in first
+    modified[0] = 1
+    assert source.fingerprint("test") != first
+    assert _error(lambda: source.dataset("validation")) == (
+        "gs://bucket/none: no such file. Check --valid_files."
+    )
+
+
 def test_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     _write(tmp_path / "x.en", b"a\n")
@@ -292,8 +337,8 @@ def test_home_directory(tmp_path, monkeypatch):
 
 
 def _squares(split):
-    start = {"train": 0, "validation": 10_000, "test": 20_000}[split]
-    return ((f"{n} 🙂\n", f"{n * n}") for n in range(start, start + 10_000))
+    start = {"train": 0, "validation": 5_000, "test": 10_000}[split]
+    return ((f"{n} 🙂\n", f"{n * n}") for n in range(start, start + 5_000))
 
 
 def test_generated_pairs_in_order_and_again():
@@ -392,8 +437,6 @@ def test_tfds_slices(data_dir):
 
 
 def _upper(source, target):
-    import tensorflow as tf
-
     return tf.strings.upper(source), target
 
 
@@ -414,22 +457,33 @@ def test_with_data_dir(data_dir):
 
 def test_tfds_not_prepared(tmp_path):
     source = TfdsSource("gigaword", "document", "summary", data_dir=str(tmp_path))
-    assert _error(lambda: source.dataset("train")) == (
-        f"gigaword (split train) is not prepared: {tmp_path}/gigaword/1.2.0 does not exist. Run "
-        f"`tfds build gigaword --data_dir={tmp_path}` where there is a network, or name the "
-        "directory that holds it with --data_dir=DIR."
+    message = _error(lambda: source.dataset("train"))
+    assert message.startswith(
+        f"gigaword (split train) is not prepared: {tmp_path}/gigaword/1.2.0 does not exist. Run, "
+        "where there is a network, `python -c "
     )
+    assert message.endswith("`, or name the directory that holds it with --data_dir=DIR.")
+    assert _prepared_by(message) == f"{tmp_path}/gigaword/1.2.0"
 
 
 def test_tfds_not_prepared_in_the_default_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
-    source = TfdsSource("wmt14_translate/fr-en", "en", "fr")
-    message = _error(lambda: source.dataset("validation"))
+    message = _error(lambda: TfdsSource("wmt14_translate/fr-en", "en", "fr").dataset("validation"))
+    directory = f"{tmp_path}/wmt14_translate/fr-en/1.0.0"
     assert message.startswith(
-        "wmt14_translate/fr-en (split validation) is not prepared: "
-        f"{tmp_path}/wmt14_translate/fr-en/1.0.0 does not exist. "
-        "Run `tfds build wmt14_translate/fr-en` where"
+        f"wmt14_translate/fr-en (split validation) is not prepared: {directory} does not exist. "
     )
+    assert _prepared_by(message) == directory
+
+
+def _prepared_by(message):
+    """The directory that the command in a message would fill."""
+    python, option, code = shlex.split(message.split("`")[1])
+    assert (python, option) == ("python", "-c")
+    prepare = mock.create_autospec(tfds.core.DatasetBuilder.download_and_prepare)
+    with mock.patch.object(tfds.core.DatasetBuilder, "download_and_prepare", prepare):
+        exec(code, {})
+    return prepare.call_args.args[0].data_dir
 
 
 def test_tfds_unknown_name(tmp_path):
@@ -451,7 +505,7 @@ def test_tfds_wrong_split(data_dir):
     for call in (source.dataset, source.fingerprint):
         assert _error(lambda call=call: call("validation")) == (
             f"tiny_translate/fr-en/1.0.0 in {data_dir}/tiny_translate/fr-en/1.0.0 has no TFDS "
-            "split 'dev[:10%]'. It has: test, train, validation."
+            "split 'dev[:10%]'. It has: train, validation, test."
         )
 
 

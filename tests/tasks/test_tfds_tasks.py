@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -30,7 +31,7 @@ def test_all_are_registered():
 
 def test_importing_tasks_opens_no_data():
     code = "import sys, tasks; sys.exit('tensorflow_datasets' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("name", _TASKS)
@@ -52,7 +53,8 @@ def test_not_prepared(name, tmp_path):
     source = with_data_dir(get_task(name).source, str(tmp_path))
     with pytest.raises(UserError) as error:
         source.dataset("train")
-    assert f"tfds build {_TASKS[name][0]} --data_dir={tmp_path}`" in str(error.value)
+    command = f"tfds.builder('{_TASKS[name][0]}', data_dir='{tmp_path}').download_and_prepare()"
+    assert command in str(error.value)
 
 
 _EXAMPLES = {

@@ -124,7 +124,7 @@ def build_or_load(
       UserError: the directory cannot be used, or no example is left.
     """
     if "://" in os.fspath(directory):
-        raise UserError(f"the token cache needs a local folder, not {os.fspath(directory)}")
+        raise UserError(f"The token cache needs a local folder, not {os.fspath(directory)}.")
     directory = pathlib.Path(directory)
     key = {
         "format": _FORMAT,
@@ -147,11 +147,9 @@ def build_or_load(
                     _build(path, source.dataset(split), split, tokenizer, key)
                     cache = _load(path, key)
         except OSError as error:
-            raise UserError(
-                f"cannot write the token cache in {directory}: {error.strerror or error}"
-            ) from None
+            raise UserError(f"{directory}: cannot write the token cache: {error}.") from None
     if cache is None:
-        raise UserError(f"the token cache {path} cannot be read back: check the disk")
+        raise UserError(f"{path}: the token cache cannot be read back. Check the disk.")
     _report(cache, split, drop_long)
     return cache
 
@@ -211,8 +209,13 @@ def _build(
                 progress.update(len(batch_too_long))
         if sides[0].rows == 0:
             raise UserError(
-                f"split {split} has no example"
-                + (f" within the maximum lengths: all {too_long} are longer" if too_long else "")
+                f"Split {split} has no example"
+                + (
+                    f" within --max_source_length={max_lengths[0]} and"
+                    f" --max_target_length={max_lengths[1]}: all {too_long} are longer. Raise them."
+                    if too_long
+                    else "."
+                )
             )
         files = {name: entry for side in sides for name, entry in side.finish().items()}
         manifest = {"key": key, "too_long": too_long, "files": files}

@@ -14,7 +14,7 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from absl import logging
 from etils import epath
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Pairs handed to tensorflow at a time: one at a time would cost more than reading them.
 _CHUNK = 4096
+# Bytes read from a file at a time.
+_BLOCK = 1 << 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -136,10 +138,12 @@ class TfdsSource:
                 read_config=tfds.ReadConfig(try_autocache=False),
             )
         except AssertionError as error:
-            where = f" --data_dir={self.data_dir}" if self.data_dir else ""
+            where = f", data_dir={self.data_dir!r}" if self.data_dir else ""
+            # The command line of TFDS, `tfds build`, needs apache-beam.
             raise UserError(
                 f"{self.name} (split {split}) is not prepared: {builder.data_dir} does not exist. "
-                f"Run `tfds build {self.name}{where}` where there is a network, or name the "
+                'Run, where there is a network, `python -c "import tensorflow_datasets as tfds; '
+                f'tfds.builder({self.name!r}{where}).download_and_prepare()"`, or name the '
                 "directory that holds it with --data_dir=DIR."
             ) from error
         pairs = examples.map(lambda example: (example[self.source_key], example[self.target_key]))
@@ -273,14 +277,26 @@ def _read_lines(path: str) -> Iterator[bytes]:
     """Lines of a file without their ends."""
     try:
         with epath.Path(path).open("rb") as raw:
-            for number, line in enumerate(gzip.open(raw) if path.endswith(".gz") else raw):
+            lines = _split_lines(gzip.open(raw) if path.endswith(".gz") else raw)
+            for number, line in enumerate(lines):
                 if number == 0:
                     line = line.removeprefix(_BYTE_ORDER_MARK)
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
+                yield line.removesuffix(b"\r")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: not a whole gzip file: {error}.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from error
+
+
+def _split_lines(file: BinaryIO) -> Iterator[bytes]:
+    # Iterating over the file itself would lose the carriage returns inside the lines of remote
+    # files, which TensorFlow reads.
+    rest = b""
+    while block := file.read(_BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _text(line: bytes) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
+from tensorflow_text.python.ops import sentencepiece_tokenizer
 from absl import logging
 from etils import epath
 
@@ -25,7 +26,6 @@ def train_sentencepiece(
     vocabulary_size: int,
     output_path: str | os.PathLike,
     *,
-    seed: int = 0,
     character_coverage: float = 0.9995,
     input_sentence_size: int = 5_000_000,
 ) -> None:
@@ -39,10 +39,9 @@ def train_sentencepiece(
       sentences: texts; a "\n" inside one separates two sentences.
       vocabulary_size: number of pieces, the three special ones and "<n>" included.
       output_path: the `.model` file to write; may be remote.
-      seed: of the random choice among more than `input_sentence_size` sentences.
       character_coverage: share of all characters whose characters get a piece.
-      input_sentence_size: sentences trained on, drawn at random from all; training needs about 17
-        bytes of memory for each of their characters.
+      input_sentence_size: the most sentences to train on, above 100; of more, so many are drawn.
+        Training needs about 17 bytes of memory for each of their characters.
 
     Raises:
       UserError: there is no text, or `vocabulary_size` does not fit it.
@@ -65,7 +64,8 @@ def train_sentencepiece(
             failure.append(error)
 
     model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(seed)
+    # Which sentences are drawn is fixed in sentencepiece 0.2.3 and follows this in older ones.
+    sentencepiece.set_random_generator_seed(0)
     logging.info("training a vocabulary of %d pieces", vocabulary_size)
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -94,9 +94,7 @@ def train_sentencepiece(
         if failure:
             raise failure[0] from None
         if count == 0:
-            raise UserError(
-                "there is no text to train a vocabulary on: every line is empty"
-            ) from None
+            raise UserError("There is no text to train a vocabulary on.") from None
         raise _vocabulary_size_error(vocabulary_size, str(error)) from None
     if failure:
         raise failure[0]
@@ -114,12 +112,12 @@ def _vocabulary_size_error(vocabulary_size: int, message: str) -> Exception:
     if high := re.search(r"size too high .*<= (\d+)", message):
         return UserError(
             f"--vocab_size={vocabulary_size} is too large for this text: the highest possible"
-            f" value is {high[1]}; lower it or give more text"
+            f" value is {high[1]}. Lower it or give more text."
         )
     if low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return UserError(
-            f"--vocab_size={vocabulary_size} is too small for this text: its characters and the"
-            f" bytes alone need {low[1]}; the lowest possible value is a little above that"
+            f"--vocab_size={vocabulary_size} is too small for this text: its characters and all"
+            f" bytes alone need {low[1]} pieces. Raise it."
         )
     return RuntimeError(f"sentencepiece could not train a vocabulary: {message}")
 
@@ -133,6 +131,22 @@ def add_eos(tokens: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
     """
     tokens = tokens[:, : max_length - 1]
     return tf.concat([tokens, tf.fill([tokens.nrows(), 1], EOS_ID)], axis=1)
+
+
+class _SharedModel(sentencepiece_tokenizer._SentencepieceModelResource):
+    """The vocabulary under a name of its own.
+
+    tensorflow_text gives it to the operator's kernel, and `tf.random.set_seed` drops all kernels:
+    every tokenizer made before would stop working.
+    """
+
+    def __init__(self, model_bytes, shared_name):
+        self._shared_name = shared_name
+        super().__init__(model_bytes, name=None)
+
+    def _create_resource(self):
+        operators = sentencepiece_tokenizer.gen_sentencepiece_tokenizer
+        return operators.sentencepiece_op(model=self._model, shared_name=self._shared_name)
 
 
 class Tokenizer(tf.Module):
@@ -160,21 +174,21 @@ class Tokenizer(tf.Module):
             processor.LoadFromSerializedProto(model_bytes)
         except RuntimeError:
             raise UserError(
-                f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)"
+                f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)."
             ) from None
         special_ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
         if special_ids != (PAD_ID, EOS_ID, UNK_ID):
             raise UserError(
-                "a vocabulary must have pad, eos and unk at 0, 1 and 2, not at {}, {} and {}: train"
-                " it with bin/build_vocab or --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1".format(
-                    *special_ids
-                )
+                f"a vocabulary must have pad, eos, unk at ids 0, 1, 2; this has them at"
+                f" {', '.join(map(str, special_ids))}. Train it with bin/build_vocab, or with"
+                " spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
             )
         self.model_bytes = model_bytes
         self.vocabulary_size = processor.get_piece_size()
         self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
         self._unknown_text = processor.decode([UNK_ID])
         self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model_bytes)
+        self._sentencepiece._model_resource = _SharedModel(model_bytes, self.fingerprint)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
@@ -182,10 +196,10 @@ class Tokenizer(tf.Module):
         try:
             return cls(epath.Path(path).read_bytes())
         except UserError as error:
-            raise UserError(f"vocabulary {os.fspath(path)}: {error}") from None
+            raise UserError(f"{os.fspath(path)}: {error}") from None
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot read the vocabulary {os.fspath(path)}: {reason}") from None
+            raise UserError(f"{os.fspath(path)}: cannot read the vocabulary: {reason}.") from None
 
     def tokenize(self, strings) -> tf.RaggedTensor:
         """Strings [B] to int32 [B, (T)], without EOS."""

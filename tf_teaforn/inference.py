@@ -1,0 +1,131 @@
+"""Texts in, texts out, from a model directory."""
+
+import numpy as np
+from tqdm import tqdm
+
+from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data.cache import TokenRows
+from tf_teaforn.data.pipeline import decode_batches
+from tf_teaforn.data.tokenizer import add_eos
+from tf_teaforn.decoding import SearchConfig
+from tf_teaforn.tf_backend.inference import score_function, search_function
+
+
+def search_config(decoding, **overrides):
+    """The `SearchConfig` of a `DecodingConfig`, with differences by its own field names."""
+    return SearchConfig(
+        **{
+            "beam_size": decoding.beam_size,
+            "alpha": decoding.beam_alpha,
+            "max_length": decoding.decode_length,
+            **overrides,
+        }
+    )
+
+
+class Translator:
+    """Decodes and scores texts with a `Seq2Seq`.
+
+    Args:
+        seq2seq: the model.
+        tokenizer: its `Tokenizer`.
+        config: `SearchConfig`.
+        max_source_length: longer sources are cut before end-of-sentence.
+        max_target_length: the same for targets to score.
+    """
+
+    batch_size = 32
+
+    def __init__(self, seq2seq, tokenizer, config, max_source_length, max_target_length):
+        self.seq2seq = seq2seq
+        self.tokenizer = tokenizer
+        self.config = config
+        self.max_source_length = max_source_length
+        self.max_target_length = max_target_length
+        self._search = search_function(seq2seq, config)
+        self._score = score_function(seq2seq)
+
+    def __call__(self, texts):
+        """list of str -> list of str, the best hypothesis of each, in order."""
+        return [hypotheses[0][0] for hypotheses in self.decode(texts)]
+
+    def decode(self, texts, progress=False):
+        """N-best lists.
+
+        Args:
+            texts: list of str. A blank one gives blank hypotheses.
+            progress: whether to show a bar.
+
+        Returns:
+            For each text, in order, a list of `n_best` triples: text, natural-log probability
+            (end-of-sentence included), penalised score.
+        """
+        results = [[("", 0.0, 0.0)] * self.config.n_best for _ in texts]
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        rows = self._rows([texts[index] for index in filled], self.max_source_length)
+        with tqdm(total=len(filled), unit="sentence", disable=not progress) as bar:
+            for indices, source_ids in decode_batches(
+                rows, max_length=self.max_source_length, batch_size=self.batch_size
+            ):
+                found = self._search(source_ids)
+                outputs = self._texts(np.asarray(found.token_ids))
+                scores, penalized = np.asarray(found.scores), np.asarray(found.penalized)
+                for row, index in enumerate(indices):
+                    results[filled[index]] = [
+                        (outputs[row][rank], float(scores[row][rank]), float(penalized[row][rank]))
+                        for rank in range(self.config.n_best)
+                    ]
+                bar.update(len(indices))
+        return results
+
+    def score(self, sources, targets):
+        """Natural-log probabilities of targets, end-of-sentence included: float32 [B]."""
+        scores = np.zeros(len(sources), np.float32)
+        source_rows = self._rows(sources, self.max_source_length)
+        target_rows = self._rows(targets, self.max_target_length)
+        for start in range(0, len(sources), self.batch_size):
+            indices = np.arange(start, min(start + self.batch_size, len(sources)))
+            scores[indices] = self._score(
+                *(
+                    rows.gather(indices, int(rows.lengths[indices].max()))
+                    for rows in (source_rows, target_rows)
+                )
+            )
+        return scores
+
+    def _rows(self, texts, max_length):
+        ragged = add_eos(self.tokenizer.tokenize(list(texts)), max_length)
+        return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy())
+
+    def _texts(self, ids_BxNxL):
+        batch, n_best, length = ids_BxNxL.shape
+        texts = self.tokenizer.detokenize(ids_BxNxL.reshape(batch * n_best, length)).numpy()
+        return [[t.decode() for t in row] for row in texts.reshape(batch, n_best)]
+
+
+def load(model_dir, checkpoint="best", **search_overrides):
+    """Opens a trained model for inference.
+
+    Args:
+        model_dir: what `bin/train` wrote.
+        checkpoint: best, latest, <step> or average:<n>.
+        **search_overrides: fields of `SearchConfig`, where they differ from the run's settings.
+
+    Returns:
+        `Translator`.
+
+    Raises:
+        UserError: no such folder or checkpoint.
+    """
+    config = model_dirs.read_config(model_dir)
+    tokenizer = model_dirs.read_tokenizer(model_dir)
+    seq2seq, _ = model_dirs.load_seq2seq(
+        model_dir, config, tokenizer.vocabulary_size, checkpoint
+    )
+    return Translator(
+        seq2seq,
+        tokenizer,
+        search_config(config.decoding, **search_overrides),
+        config.data.max_source_length,
+        config.data.max_target_length,
+    )

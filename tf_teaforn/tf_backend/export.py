@@ -1,0 +1,120 @@
+"""SavedModel of Decoder-0 for TF Serving: strings in, strings out."""
+
+import json
+import time
+
+import tensorflow as tf
+from etils import epath
+
+from tf_teaforn import decoding
+
+
+class ServingModule(tf.Module):
+    """Tokenizer, weights and search behind the signatures of the SavedModel.
+
+    Signatures:
+        serving_default: `inputs` string [B] -> `outputs` string, `scores` float32; [B], or with
+            n_best > 1 [B, n_best]. A score is the natural-log sum over the output's tokens,
+            end-of-sentence included.
+        token_ids: `inputs` int32 [B, S] ended in end-of-sentence, 0-padded -> `outputs` int32,
+            `scores`.
+        score (the only one with mode="score", as serving_default): `inputs`, `targets` string [B]
+            -> `scores` float32 [B].
+
+    Args:
+        seq2seq: the model; nothing else of training is exported.
+        tokenizer: `Tokenizer`.
+        config: `SearchConfig`.
+        max_source_length, max_target_length: longer texts are cut before end-of-sentence.
+    """
+
+    def __init__(self, seq2seq, tokenizer, config, max_source_length, max_target_length):
+        super().__init__()
+        self.tokenizer = tokenizer
+        # Keras' variables are tracked by tf.Module only when they are handed over themselves.
+        self.weights = [variable.value for variable in seq2seq.weights]
+        self._seq2seq = _Untracked(seq2seq)
+        self._config = config
+        self._max_source_length = max_source_length
+        self._max_target_length = max_target_length
+
+    def _search(self, source_ids):
+        inputs = {"encoder_token_ids": source_ids}
+        return decoding.search(self._seq2seq.value, inputs, self._config)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="inputs")])
+    def predict(self, inputs):
+        found = self._search(self.tokenizer.encode(inputs, self._max_source_length))
+        shape = tf.shape(found.token_ids)
+        ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
+        outputs = tf.reshape(self.tokenizer.detokenize(ids), shape[:2])
+        # As in bin/decode: a blank line stays one.
+        blank = tf.equal(tf.strings.length(tf.strings.strip(inputs)), 0)[:, None]
+        outputs = tf.where(blank, "", outputs)
+        return self._ranked(outputs, tf.where(blank, 0.0, found.scores))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, name="inputs")])
+    def predict_ids(self, inputs):
+        found = self._search(inputs)
+        return self._ranked(found.token_ids, found.scores)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.string, name="inputs"),
+            tf.TensorSpec([None], tf.string, name="targets"),
+        ]
+    )
+    def score(self, inputs, targets):
+        source_ids = self.tokenizer.encode(inputs, self._max_source_length)
+        target_ids = self.tokenizer.encode(targets, self._max_target_length)
+        inputs = {"encoder_token_ids": source_ids}
+        return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
+
+    def _ranked(self, outputs, scores):
+        if self._config.n_best == 1:
+            outputs, scores = outputs[:, 0], scores[:, 0]
+        return {"outputs": outputs, "scores": scores}
+
+
+class _Untracked:
+    """Hides a Keras model from tf.Module, which would save all it finds in it."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+MODES = ("predict", "score")
+
+
+def write_saved_model(module, export_dir, details, mode="predict"):
+    """Saves a `ServingModule` as `<export_dir>/<version>`, whole or not at all.
+
+    Args:
+        module: `ServingModule`.
+        export_dir: folder of all versions.
+        details: what `assets.extra/decode.json` shall say.
+        mode: "predict" or "score".
+
+    Returns:
+        The new folder. The version is the time in seconds, raised where it exists.
+    """
+    if mode == "score":
+        signatures = {"serving_default": module.score}
+    else:
+        signatures = {"serving_default": module.predict, "token_ids": module.predict_ids}
+    export_dir = epath.Path(export_dir)
+    export_dir.mkdir(parents=True, exist_ok=True)
+    versions = [int(path.name) for path in export_dir.iterdir() if path.name.isdigit()]
+    version = max([int(time.time()), *(number + 1 for number in versions)])
+    temporary = export_dir / f"{version}.tmp"
+    try:
+        tf.saved_model.save(module, str(temporary), signatures=signatures)
+        extra = temporary / "assets.extra"
+        extra.mkdir()
+        (extra / "decode.json").write_text(json.dumps(details, indent=2) + "\n")
+        temporary.rename(export_dir / str(version))
+    except BaseException:
+        if temporary.exists():
+            temporary.rmtree()
+        raise
+    return export_dir / str(version)

@@ -1,0 +1,275 @@
+"""The training run: data, model, updates, validation, checkpoints, resuming."""
+
+import json
+import logging
+import math
+import time
+
+import keras
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+from tf_teaforn import checkpoint
+from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data import cache, pipeline
+from tf_teaforn.data.tokenizer import train_sentencepiece
+from tf_teaforn.errors import UserError
+from tf_teaforn.evaluation import evaluate_translator, read_examples
+from tf_teaforn.inference import Translator, search_config
+from tf_teaforn.optimizers import build_optimizer
+from tf_teaforn.teaforn import TeaForN
+from tf_teaforn.export import export
+from tf_teaforn.tf_backend.strategy import ScalarWriter, StepRunner
+
+_RECORDS = "metrics.jsonl"
+
+_logger = logging.getLogger(__name__)
+
+# What may change between a run and its continuation.
+_CHANGEABLE = ("train_steps", "eval_every", "checkpoint_every", "keep", "patience", "log_every")
+_CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
+
+
+def build_vocabulary(source, vocabulary_size, path):
+    """Trains a SentencePiece vocabulary on both sides of the training split."""
+
+    def sentences():
+        for pair in source.dataset("train").as_numpy_iterator():
+            yield from (text.decode() for text in pair)
+
+    train_sentencepiece(sentences(), vocabulary_size, path)
+
+
+class Run:
+    """One training run in one model directory.
+
+    Args:
+        config: `RunConfig`.
+        task: the `Task` it names.
+        model_dir: where everything is written. A run found there is continued.
+        strategy: `tf.distribute.Strategy`.
+        vocabulary: path of a ready SentencePiece model, or None to train one.
+        command: the command line, for the record.
+
+    Raises:
+        UserError: the folder holds a run with other settings.
+    """
+
+    def __init__(self, config, task, model_dir, strategy, vocabulary=None, command=()):
+        self.config = config
+        self.task = task
+        self.model_dir = epath.Path(model_dir)
+        self._check_settings()
+        self._prepare_vocabulary(vocabulary)
+        self.tokenizer = model_dirs.read_tokenizer(model_dir)
+        keras.utils.set_random_seed(config.training.seed)
+        with strategy.scope():
+            teaforn = config.teaforn
+            self.model = TeaForN(
+                model_dirs.build_seq2seq(config, self.tokenizer.vocabulary_size),
+                n=teaforn.n,
+                discount=teaforn.discount,
+                shared=teaforn.shared,
+                stage_input=teaforn.stage_input,
+                top_k=teaforn.top_k,
+                word_drop=teaforn.word_drop,
+                label_smoothing=teaforn.label_smoothing,
+                clone_init=teaforn.clone_init,
+            )
+            self.model.compile(optimizer=build_optimizer(config.training))
+            self.model.optimizer.build(self.model.trainable_variables)
+        self.runner = StepRunner(strategy, self.model)
+        self.replicas = strategy.num_replicas_in_sync
+        model_dirs.write_config(model_dir, config, list(command))
+        self.writer = ScalarWriter(self.model_dir / "tensorboard")
+        self.state = {"best": None, "best_step": None, "without_gain": 0}
+        self.step = 0
+
+    def _check_settings(self):
+        if not (self.model_dir / model_dirs.CONFIG).exists():
+            return
+        differences = [
+            line
+            for line in model_dirs.read_config(self.model_dir).differences(self.config)
+            if not line.startswith(tuple(f"--{name}:" for name in _CHANGEABLE))
+        ]
+        if differences:
+            raise UserError(
+                f"--model_dir={self.model_dir} holds a run with other settings: "
+                f"{'; '.join(differences)}. Take them up, or another --model_dir."
+            )
+
+    def _prepare_vocabulary(self, vocabulary):
+        path = self.model_dir / model_dirs.VOCABULARY
+        if path.exists():
+            return
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        if vocabulary:
+            if not epath.Path(vocabulary).exists():
+                raise UserError(f"--vocab={vocabulary}: there is no such file.")
+            epath.Path(vocabulary).copy(path)
+        else:
+            _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
+            build_vocabulary(self.task.source, self.config.model.vocab_size, path)
+
+    def _cache(self, split, drop_long):
+        return cache.build_or_load(
+            self.model_dir / "cache",
+            self.task.source,
+            split,
+            self.tokenizer,
+            self.config.data.max_source_length,
+            self.config.data.max_target_length,
+            drop_long=drop_long,
+        )
+
+    def restore(self):
+        """Goes on from the newest good checkpoint, if there is one."""
+        found = checkpoint.load_training(self.model_dir)
+        if found is None:
+            return
+        weights, optimizer, state = found
+        checkpoint.assign(model_dirs.named_weights(self.model), weights)
+        checkpoint.assign(self._training_variables(), optimizer)
+        self.step = state.pop("step")
+        self.state.update({name: state[name] for name in self.state})
+        self._forget_records_after(self.step)
+        _logger.info("Continuing from step %d", self.step)
+
+    def _training_variables(self):
+        """Optimizer, random generators and running means, by name."""
+        weights = {id(variable) for variable in self.model.weights}
+        named = {variable.path: variable for variable in self.model.optimizer.variables}
+        others = [v for v in self.model.variables if id(v) not in weights | set(map(id, named.values()))]
+        named.update({f"state/{i}/{variable.name}": variable for i, variable in enumerate(others)})
+        return named
+
+    def save(self):
+        """Writes a checkpoint of the current step."""
+        checkpoint.save(
+            self.model_dir,
+            self.step,
+            _arrays(model_dirs.named_weights(self.model)),
+            _arrays(self._training_variables()),
+            self.state,
+            keep=self.config.training.keep,
+        )
+
+    def run(self):
+        """Trains to the last step or until patience runs out; returns the best score."""
+        training = self.config.training
+        train_cache = self._cache("train", drop_long=True)
+        valid_cache = self._cache("validation", drop_long=False)
+        examples = read_examples(self.task.source, "validation")
+        translator = Translator(
+            self.model.seq2seq,
+            self.tokenizer,
+            search_config(self.config.decoding, beam_size=1),
+            self.config.data.max_source_length,
+            self.config.data.max_target_length,
+        )
+        self.restore()
+        if self.step < training.train_steps and not self._out_of_patience():
+            self._train(train_cache, valid_cache, translator, examples)
+        return self.state["best"]
+
+    def _out_of_patience(self):
+        patience = self.config.training.patience
+        return patience is not None and self.state["without_gain"] >= patience
+
+    def _train(self, train_cache, valid_cache, translator, examples):
+        training = self.config.training
+        dataset = pipeline.training_dataset(
+            train_cache,
+            batch_tokens=self.config.data.batch_tokens,
+            seed=training.seed,
+            start_step=self.step,
+            batch_multiple=self.replicas,
+        )
+        batches = iter(self.runner.distribute(dataset))
+        start = time.time()
+        with tqdm(total=training.train_steps, initial=self.step, unit="step") as bar:
+            while self.step < training.train_steps:
+                self.runner.train(batches)
+                self.step += 1
+                bar.update()
+                last = self.step == training.train_steps
+                evaluating = self.step % training.eval_every == 0 or last
+                # A window of averages ends where validation takes over the metrics.
+                if self.step % training.log_every == 0 or evaluating:
+                    logs = self._log(bar, time.time() - start)
+                    start = time.time()
+                    if not math.isfinite(logs["loss"]):
+                        raise UserError(
+                            f"The loss is {logs['loss']} at step {self.step}: lower "
+                            f"--learning_rate or raise --warmup_steps; the checkpoints up to here "
+                            "are good."
+                        )
+                if evaluating or self.step % training.checkpoint_every == 0:
+                    pause = time.time()
+                    if evaluating:
+                        self._validate(bar, valid_cache, translator, examples)
+                    else:
+                        self.save()
+                    start += time.time() - pause
+                    if self._out_of_patience():
+                        bar.write(f"No better score in {training.patience} validations: stopping.")
+                        break
+
+    def _log(self, bar, seconds):
+        logs = self.runner.read_logs()
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        speed = logs["tokens"] / seconds
+        bar.set_postfix(loss=f"{logs['loss']:.3f}", tokens_per_s=f"{speed:.0f}")
+        self.writer.write(
+            self.step, {**logs, "learning_rate": rate, "target_tokens_per_second": speed}
+        )
+        self._record("train", logs)
+        return logs
+
+    def _validate(self, bar, valid_cache, translator, examples):
+        logs = self.runner.test(
+            pipeline.evaluation_dataset(
+                valid_cache,
+                batch_tokens=self.config.data.batch_tokens,
+                batch_multiple=self.replicas,
+            )
+        )
+        metrics, _ = evaluate_translator(translator, self.task, *examples)
+        values = {**logs, **metrics.values}
+        self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
+        self._record("validation", values)
+        headline = self.task.headline_metric
+        score = metrics.values[headline]
+        better = self.state["best"] is None or score > self.state["best"]
+        if better:
+            self.state = {"best": score, "best_step": self.step, "without_gain": 0}
+        else:
+            self.state = {**self.state, "without_gain": self.state["without_gain"] + 1}
+        self.save()
+        if better:
+            checkpoint.promote_best(self.model_dir, self.step, metrics.values)
+            if self.config.training.export_on_best:
+                export(self.model_dir, self.model_dir / "export", "best")
+        bar.write(
+            f"step {self.step}: validation loss {logs['loss_0']:.4f}, greedy "
+            + ", ".join(f"{name} {value:.2f}" for name, value in metrics.values.items())
+            + (" (best)" if better else "")
+        )
+
+    def _record(self, kind, values):
+        line = json.dumps({"kind": kind, "step": self.step, **values})
+        with (self.model_dir / _RECORDS).open("a") as file:
+            file.write(line + "\n")
+
+    def _forget_records_after(self, step):
+        path = self.model_dir / _RECORDS
+        if path.exists():
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)["step"] <= step]
+            path.write_text("".join(kept))
+
+
+def _arrays(variables):
+    return {name: np.asarray(keras.ops.convert_to_numpy(v)) for name, v in variables.items()}
