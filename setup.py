@@ -27,6 +27,8 @@ setup(
         "absl-py>=2.1",
         "babel>=2.14",
         "etils[epath]>=1.9.1",
+        # tensorflow-datasets 4.9.10 imports it and asks for it on old Pythons only.
+        "importlib_resources>=6",
         "keras>=3.15,<3.16",
         "keras-nlp==0.32.*",
         "num2words==0.5.14",

@@ -5,6 +5,7 @@ Every field is a flag of the same name; a task changes defaults, flags override.
 
 import dataclasses
 import json
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
@@ -14,9 +15,21 @@ from tf_teaforn.errors import UserError
 FORMAT_VERSION = 1
 
 
-def setting(default, help, choices=None):
-    """A field with its help text and, for strings, the values allowed."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+# What a value must be: a test, and the same in words.
+NATURAL = (lambda value: value >= 1, "1 or more")
+NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
+# One subword and the end of sentence.
+LENGTH = (lambda value: value >= 2, "2 or more")
+POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
+RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
+SEED = (lambda value: 0 <= value < 2**32, "a number from 0, below 2^32")
+FINITE = (math.isfinite, "a finite number")
+
+
+def setting(default, help, choices=None, bounds=None):
+    """A field with its help text and either the strings or the numbers that are allowed."""
+    metadata = {"help": help, "choices": choices, "bounds": bounds}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +37,10 @@ class ModelConfig:
     """Architecture."""
 
     model: str = setting("transformer_base", "Architecture, by name.")
-    vocab_size: int = setting(32000, "Number of subwords of the vocabulary to train.")
-    dropout: float | None = setting(None, "Dropout rate. Default: the model's own.")
+    vocab_size: int = setting(
+        32000, "Number of subwords of the vocabulary to train.", bounds=NATURAL
+    )
+    dropout: float | None = setting(None, "Dropout rate. Default: the model's own.", bounds=RATE)
     precision: str = setting(
         "float32", "Numbers that activations are computed in.", ("float32", "mixed_bfloat16")
     )
@@ -56,10 +71,14 @@ class TeaForNConfig:
 class DataConfig:
     """Lengths and batches."""
 
-    max_source_length: int = setting(256, "Longest source in subwords, end of sentence included.")
-    max_target_length: int = setting(256, "Longest target in subwords, end of sentence included.")
+    max_source_length: int = setting(
+        256, "Longest source in subwords, end of sentence included.", bounds=LENGTH
+    )
+    max_target_length: int = setting(
+        256, "Longest target in subwords, end of sentence included.", bounds=LENGTH
+    )
     batch_tokens: int = setting(
-        25000, "Padded tokens of the longer side in a batch over all devices."
+        25000, "Padded tokens of the longer side in a batch over all devices.", bounds=NATURAL
     )
 
 
@@ -67,34 +86,42 @@ class DataConfig:
 class TrainingConfig:
     """Optimisation, checkpoints, reports."""
 
-    train_steps: int = setting(100000, "Number of updates.")
-    seed: int = setting(1, "Seed of weights, data order and dropout.")
+    train_steps: int = setting(100000, "Number of updates.", bounds=NATURAL)
+    seed: int = setting(1, "Seed of weights, data order and dropout.", bounds=SEED)
     optimizer: str = setting("adam", "Optimizer.", ("adam", "adafactor", "sgd"))
-    learning_rate: float = setting(1e-3, "Highest learning rate.")
+    learning_rate: float = setting(1e-3, "Highest learning rate.", bounds=POSITIVE)
     schedule: str = setting(
         "inverse_sqrt",
         "Learning rate after warm-up.",
         ("inverse_sqrt", "linear", "constant"),
     )
-    warmup_steps: int = setting(8000, "Steps of linear warm-up.")
-    eval_every: int = setting(1000, "Steps between validations; each saves a checkpoint.")
-    checkpoint_every: int = setting(1000, "Steps between checkpoints.")
-    keep: int = setting(20, "Number of checkpoints to keep, besides the best.")
+    warmup_steps: int = setting(8000, "Steps of linear warm-up.", bounds=NOT_NEGATIVE)
+    eval_every: int = setting(
+        1000, "Steps between validations; each saves a checkpoint.", bounds=NATURAL
+    )
+    checkpoint_every: int = setting(1000, "Steps between checkpoints.", bounds=NATURAL)
+    keep: int = setting(20, "Number of checkpoints to keep, besides the best.", bounds=NATURAL)
     patience: int | None = setting(
-        None, "Stop after so many validations without a better score. Default: never."
+        None,
+        "Stop after so many validations without a better score. Default: never.",
+        bounds=NATURAL,
     )
     export_on_best: bool = setting(False, "Export a SavedModel at each new best score.")
-    log_every: int = setting(100, "Steps between log lines and TensorBoard points.")
+    log_every: int = setting(100, "Steps between log lines and TensorBoard points.", bounds=NATURAL)
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig:
     """Search, at validation and by default afterwards."""
 
-    beam_size: int = setting(4, "Beam width; 1 is greedy. Validation while training is greedy.")
-    beam_alpha: float = setting(0.6, "Exponent of the length penalty ((5 + length) / 6)^alpha.")
+    beam_size: int = setting(
+        4, "Beam width; 1 is greedy. Validation while training is greedy.", bounds=NATURAL
+    )
+    beam_alpha: float = setting(
+        0.6, "Exponent of the length penalty ((5 + length) / 6)^alpha.", bounds=FINITE
+    )
     decode_length: int | None = setting(
-        None, "Longest output in subwords. Default: source length + 50."
+        None, "Longest output in subwords. Default: source length + 50.", bounds=NATURAL
     )
 
 
@@ -121,7 +148,8 @@ class RunConfig:
         """Returns a copy with `values`, a mapping from field (flag) names to values.
 
         Raises:
-            UserError: unknown name, wrong type, value that is none of the choices.
+            UserError: unknown name, wrong type, value that is none of the choices or out of
+                bounds. The settings of the method are checked by `teaforn.check_settings`.
         """
         values = dict(values)
         groups = {}
@@ -148,10 +176,14 @@ class RunConfig:
             UserError: not such a file, or one of a newer version.
         """
         try:
-            content = json.loads(text)
-            version = content.pop("format_version")
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            content = dict(json.loads(text))
+        except (TypeError, ValueError) as error:
             raise UserError(f"{origin} is not a configuration of tf_teaforn: {error}.") from error
+        version = content.pop("format_version", None)
+        if version is None:
+            raise UserError(
+                f"{origin} is not a configuration of tf_teaforn: it has no format_version."
+            )
         if version != FORMAT_VERSION:
             raise UserError(
                 f"{origin} has format version {version}; this release reads {FORMAT_VERSION}. "
@@ -162,11 +194,13 @@ class RunConfig:
             for name in GROUPS:
                 values.update(content.pop(name))
             return cls(**content).replace(values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{origin} is not a configuration of tf_teaforn: {error}.") from error
+        except KeyError as error:
+            raise UserError(f"{origin} has no {error.args[0]!r}: it is damaged.") from error
+        except (TypeError, ValueError, UserError) as error:
+            raise UserError(f"{origin} cannot be used: {error}") from error
 
     def differences(self, other):
-        """Lines "flag: value here, value there" for every setting that differs."""
+        """Lines "--flag: value there, value here" for every setting; `other` is here."""
         mine, theirs = _flatten(self), _flatten(other)
         return [
             f"--{name}: {mine.get(name)} there, {theirs.get(name)} here"
@@ -209,6 +243,10 @@ def _check(field, value):
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UserError(f"--{field.name}={value}: write one of {', '.join(choices)}.")
+    if field.metadata["bounds"]:
+        fits, words = field.metadata["bounds"]
+        if not fits(value):
+            raise UserError(f"--{field.name}={value}: write {words}.")
 
 
 def _flatten(config):

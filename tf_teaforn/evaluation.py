@@ -40,17 +40,20 @@ def evaluate(model_dir, task, split="test", checkpoint="best", beam_sizes=None, 
         The contents of the JSON files, a list.
     """
     config = model_dirs.read_config(model_dir)
+    alpha = config.decoding.beam_alpha if alpha is None else alpha
+    searches = [
+        search_config(config.decoding, beam_size=beam_size, alpha=float(alpha))
+        for beam_size in beam_sizes or [config.decoding.beam_size]
+    ]
+    sources, references = read_examples(task.source, split)
     tokenizer = model_dirs.read_tokenizer(model_dir)
     seq2seq, found = model_dirs.load_seq2seq(
         model_dir, config, tokenizer.vocabulary_size, checkpoint
     )
-    sources, references = read_examples(task.source, split)
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     results = []
-    for beam_size in beam_sizes or [config.decoding.beam_size]:
-        overrides = {"beam_size": beam_size} | ({} if alpha is None else {"alpha": alpha})
-        search = search_config(config.decoding, **overrides)
+    for search in searches:
         translator = Translator(
             seq2seq,
             tokenizer,
@@ -66,17 +69,17 @@ def evaluate(model_dir, task, split="test", checkpoint="best", beam_sizes=None, 
             "metrics": dict(metrics.values),
             "signature": dict(metrics.signatures),
             "examples": len(sources),
-            "beam_size": beam_size,
+            "beam_size": search.beam_size,
             "beam_alpha": search.alpha,
             "checkpoint": found.name,
             "steps": list(found.steps),
             "split": split,
             "seconds": time.time() - start,
         }
-        name = f"{split}-{found.name}-beam{beam_size}-alpha{search.alpha}"
+        name = f"{split}-{found.name}-beam{search.beam_size}-alpha{search.alpha}"
         name = name.replace("/", "_").replace(":", "_")
         lines = (text.replace("\n", "<n>") + "\n" for text in hypotheses)
-        (folder / f"{name}.txt").write_text("".join(lines))
+        (folder / f"{name}.txt").write_bytes("".join(lines).encode())
         (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results

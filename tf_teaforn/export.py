@@ -3,8 +3,9 @@
 import dataclasses
 
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
-from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
+from tf_teaforn.tf_backend.export import MODES, ServingModule, write_saved_model
 
 
 def export(model_dir, export_dir, checkpoint="best", mode="predict", **search_overrides):
@@ -19,13 +20,18 @@ def export(model_dir, export_dir, checkpoint="best", mode="predict", **search_ov
 
     Returns:
         The new folder.
+
+    Raises:
+        UserError: no such folder, checkpoint or mode, or an impossible search.
     """
+    if mode not in MODES:
+        raise UserError(f"--mode={mode}: write {' or '.join(MODES)}.")
     config = model_dirs.read_config(model_dir)
+    search = search_config(config.decoding, **search_overrides)
     tokenizer = model_dirs.read_tokenizer(model_dir)
     seq2seq, found = model_dirs.load_seq2seq(
         model_dir, config, tokenizer.vocabulary_size, checkpoint
     )
-    search = search_config(config.decoding, **search_overrides)
     module = ServingModule(
         seq2seq, tokenizer, search, config.data.max_source_length, config.data.max_target_length
     )

@@ -6,7 +6,7 @@ from tqdm import tqdm
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.data.cache import TokenRows
 from tf_teaforn.data.pipeline import decode_batches
-from tf_teaforn.data.tokenizer import add_eos
+from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.tf_backend.inference import score_function, search_function
 
@@ -53,17 +53,19 @@ class Translator:
         """N-best lists.
 
         Args:
-            texts: list of str. A blank one gives blank hypotheses.
-            progress: whether to show a bar.
+            texts: list of str, where "<n>" is a newline. A blank one gives blank hypotheses.
+            progress: whether to show a bar, if standard error is a terminal.
 
         Returns:
             For each text, in order, a list of `n_best` triples: text, natural-log probability
             (end-of-sentence included), penalised score.
         """
         results = [[("", 0.0, 0.0)] * self.config.n_best for _ in texts]
-        filled = [index for index, text in enumerate(texts) if text.strip()]
+        filled = [
+            index for index, text in enumerate(texts) if text.replace(NEWLINE_PIECE, "\n").strip()
+        ]
         rows = self._rows([texts[index] for index in filled], self.max_source_length)
-        with tqdm(total=len(filled), unit="sentence", disable=not progress) as bar:
+        with tqdm(total=len(filled), unit=" sentences", disable=None if progress else True) as bar:
             for indices, source_ids in decode_batches(
                 rows, max_length=self.max_source_length, batch_size=self.batch_size
             ):
@@ -79,7 +81,11 @@ class Translator:
         return results
 
     def score(self, sources, targets):
-        """Natural-log probabilities of targets, end-of-sentence included: float32 [B]."""
+        """Natural-log probabilities of targets, end-of-sentence included: float32 [B].
+
+        Args:
+            sources, targets: lists of B str.
+        """
         scores = np.zeros(len(sources), np.float32)
         source_rows = self._rows(sources, self.max_source_length)
         target_rows = self._rows(targets, self.max_target_length)
@@ -94,7 +100,7 @@ class Translator:
         return scores
 
     def _rows(self, texts, max_length):
-        ragged = add_eos(self.tokenizer.tokenize(list(texts)), max_length)
+        ragged = add_eos(self.tokenizer.tokenize(np.array(texts, dtype=object)), max_length)
         return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy())
 
     def _texts(self, ids_BxNxL):
@@ -118,14 +124,13 @@ def load(model_dir, checkpoint="best", **search_overrides):
         UserError: no such folder or checkpoint.
     """
     config = model_dirs.read_config(model_dir)
+    search = search_config(config.decoding, **search_overrides)
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, _ = model_dirs.load_seq2seq(
-        model_dir, config, tokenizer.vocabulary_size, checkpoint
-    )
+    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer.vocabulary_size, checkpoint)
     return Translator(
         seq2seq,
         tokenizer,
-        search_config(config.decoding, **search_overrides),
+        search,
         config.data.max_source_length,
         config.data.max_target_length,
     )

@@ -62,10 +62,12 @@ def load_seq2seq(model_dir, config: RunConfig, vocabulary_size: int, spec: str):
     Returns:
         (`Seq2Seq`, `checkpoint.Checkpoint`).
     """
+    found = checkpoint.resolve(model_dir, spec)
+    # Training may write a later one meanwhile.
+    weights, _ = checkpoint.load_weights(model_dir, found.name if spec == "latest" else spec)
     seq2seq = build_seq2seq(config, vocabulary_size)
-    weights, _ = checkpoint.load_weights(model_dir, spec)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
-    return seq2seq, checkpoint.resolve(model_dir, spec)
+    return seq2seq, found
 
 
 def named_weights(model):

@@ -42,8 +42,8 @@ def cross_entropy(hidden_MxD, table_VxD, targets_M, label_smoothing=0.0):
     """Label-smoothed cross-entropy of softmax(hidden · table'), with its own gradient.
 
     The smoothed target is (1 - ε) on the true class plus ε / V on all V classes; nothing is
-    subtracted (Szegedy et al. 2016, section 7). It is never built: with m the mean row of the
-    table, the loss is logsumexp(z) - (1 - ε) z_y - ε h · m.
+    subtracted (Szegedy et al. 2016, section 7). The loss does not build it: with m the mean row of
+    the table, it is logsumexp(z) - (1 - ε) z_y - ε h · m.
 
     Args:
         hidden_MxD: decoder outputs, compute dtype.
@@ -65,26 +65,21 @@ def cross_entropy(hidden_MxD, table_VxD, targets_M, label_smoothing=0.0):
         exponentials = ops.exp(logits - highest)
         normalizer = ops.sum(exponentials, axis=-1, keepdims=True)
         loss = ops.log(normalizer) + highest - confidence * target_logits
-        mean_row = ops.mean(table, axis=0)
         if label_smoothing:
-            smoothing_logits = ops.cast(ops.matmul(hidden, mean_row[:, None]), "float32")
+            mean_row = ops.mean(table, axis=0)[:, None]
+            smoothing_logits = ops.cast(ops.matmul(hidden, mean_row), "float32")
             loss = loss - label_smoothing * smoothing_logits
         correct = ops.cast(target_logits >= highest, "float32")
 
         def gradient(*args, upstream=None):
             by_row = (args[0] if upstream is None else upstream)[0][:, None]
-            by_logit = ops.cast(exponentials * (by_row / normalizer), hidden.dtype)
-            by_row = ops.cast(by_row, hidden.dtype)
-            by_hidden = (
-                ops.matmul(by_logit, table)
-                - ops.take(table, targets_M, axis=0) * (confidence * by_row)
-                - mean_row * (label_smoothing * by_row)
-            )
-            weighted = hidden * by_row
-            by_table = ops.matmul(ops.transpose(by_logit), hidden)
-            by_table -= ops.segment_sum(confidence * weighted, targets_M, vocabulary_size)
-            by_table -= (label_smoothing / vocabulary_size) * ops.sum(weighted, axis=0)
-            return by_hidden, by_table
+            # In float32 down to the difference of the two distributions: the sums of each alone
+            # over a batch are much larger than that difference, and bfloat16 would lose it.
+            expected = confidence * ops.one_hot(targets_M, vocabulary_size, dtype="float32")
+            expected += label_smoothing / vocabulary_size
+            by_logit = exponentials * (by_row / normalizer) - expected * by_row
+            by_logit = ops.cast(by_logit, hidden.dtype)
+            return ops.matmul(by_logit, table), ops.matmul(ops.transpose(by_logit), hidden)
 
         return ops.stack([loss[:, 0], correct[:, 0]]), gradient
 

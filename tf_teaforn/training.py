@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import tempfile
 import time
 
 import keras
@@ -114,8 +115,11 @@ class Run:
             build_vocabulary(self.task.source, self.config.model.vocab_size, path)
 
     def _cache(self, split, drop_long):
+        # Token caches are memory-mapped, so they stay on the local disk.
+        remote = "://" in str(self.model_dir)
+        folder = epath.Path(tempfile.gettempdir()) / "tf_teaforn" if remote else self.model_dir
         return cache.build_or_load(
-            self.model_dir / "cache",
+            folder / "cache",
             self.task.source,
             split,
             self.tokenizer,
@@ -139,9 +143,9 @@ class Run:
 
     def _training_variables(self):
         """Optimizer, random generators and running means, by name."""
-        weights = {id(variable) for variable in self.model.weights}
         named = {variable.path: variable for variable in self.model.optimizer.variables}
-        others = [v for v in self.model.variables if id(v) not in weights | set(map(id, named.values()))]
+        known = {id(variable) for variable in [*self.model.weights, *named.values()]}
+        others = [variable for variable in self.model.variables if id(variable) not in known]
         named.update({f"state/{i}/{variable.name}": variable for i, variable in enumerate(others)})
         return named
 

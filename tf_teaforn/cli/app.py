@@ -10,8 +10,12 @@ import textwrap
 
 from absl import flags
 
+import tasks  # noqa: F401 (registers them)
 from tf_teaforn import config as settings_module
+from tf_teaforn.cli.stderr import quiet_tensorflow
+from tf_teaforn.data.sources import with_data_dir
 from tf_teaforn.errors import UserError
+from tf_teaforn.task import get_task, task_names
 
 _DEFINE = {
     bool: flags.DEFINE_boolean,
@@ -32,6 +36,13 @@ def define_settings(values):
         if field.default is not None:
             help_text += f" Default: {field.default}, unless the task has its own."
         _DEFINE[kind](field.name, None, help_text, flag_values=values)
+
+
+def define_task_name(values, help_text):
+    """The flag --task, whose help lists what there is."""
+    lines = [f"{help_text} One of:"]
+    lines += [f"{name}: {get_task(name).description}" for name in task_names()]
+    flags.DEFINE_string("task", None, "\n".join(lines), flag_values=values)
 
 
 def define_task_flags(values):
@@ -59,32 +70,56 @@ def define_model_flags(values):
     define("checkpoint", "best", "best, latest, a step, or average:<n> of the last n checkpoints.")
 
 
-TASK_OPTIONS = ("train_files", "valid_files", "test_files", "metric")
+_FILES = ("train_files", "valid_files", "test_files")
 
 
-def load_task(name, options, values):
+def task_options(values):
+    """What is given of the flags that belong to the task "text", as {name: value}.
+
+    Paths are absolute: they are kept with the model, which is used from other folders.
+    """
+    given = {
+        name: values[name].value for name in (*_FILES, "metric") if values[name].value is not None
+    }
+    for name in given:
+        if name in _FILES:
+            given[name] = ",".join(absolute(part) for part in given[name].split(","))
+    return given
+
+
+def data_dir(values):
+    """--data_dir as an absolute path, or None."""
+    return absolute(values.data_dir) if values.data_dir else None
+
+
+def absolute(path):
+    """The path from the root; what is empty or on a remote file system stays as it is."""
+    if not path or "://" in path:
+        return path
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def load_task(name, options, data_dir, module_import=None):
     """The `Task` of that name, on its files and data folder.
 
     Args:
         name: registered name.
-        options: mapping with `TASK_OPTIONS` as far as they are given.
-        values: the flags, for data_dir and module_import.
+        options: of `task_options`.
+        data_dir: where TFDS keeps prepared data, or None.
+        module_import: module to import first, or None. The current folder is searched too.
     """
-    import tasks  # noqa: F401 (registers them)
-    from tf_teaforn.data.sources import with_data_dir
-    from tf_teaforn.task import get_task
-
-    if values.module_import:
+    if module_import:
+        sys.path.append(os.getcwd())
         try:
-            importlib.import_module(values.module_import)
+            importlib.import_module(module_import)
         except ImportError as error:
-            raise UserError(f"--module_import={values.module_import}: {error}.") from error
+            raise UserError(f"--module_import={module_import}: {error}.") from error
     task = get_task(name)
     if task.from_files is not None:
         task = task.from_files(**options)
     elif options:
         raise UserError(f"--{next(iter(options))} belongs to --task=text, not to {name}.")
-    return dataclasses.replace(task, source=with_data_dir(task.source, values.data_dir))
+    return dataclasses.replace(task, source=with_data_dir(task.source, data_dir))
 
 
 def trained_task(values):
@@ -92,14 +127,20 @@ def trained_task(values):
     from tf_teaforn.model_dir import read_config
 
     config = read_config(required(values, "model_dir"))
-    given = {name: values[name].value for name in TASK_OPTIONS if values[name].value is not None}
-    return load_task(config.task, {**config.task_options, **given}, values)
+    options = {**config.task_options, **task_options(values)}
+    folder = data_dir(values) or config.data_dir
+    if config.task not in task_names() and not values.module_import:
+        raise UserError(
+            f"--model_dir={values.model_dir} was trained on the task {config.task}, which does not "
+            "come with tf_teaforn. Name its Python module with --module_import."
+        )
+    return load_task(config.task, options, folder, values.module_import)
 
 
 def required(values, name):
     """The value of a flag that must be given."""
     if values[name].value is None:
-        raise UserError(f"--{name} is missing.")
+        raise UserError(f"--{name} is missing. {values[name].help.splitlines()[0]}")
     return values[name].value
 
 
@@ -114,31 +155,53 @@ def run(define_flags, main, description):
         main: the command.
         description: shown by --help.
     """
-    # Start-up messages of TensorFlow hide those that matter.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("absl").setLevel(logging.WARNING)
-    values = flags.FlagValues()
-    define_flags(values)
     try:
-        if any(argument.lstrip("-") in ("help", "h") for argument in sys.argv[1:]):
+        values = flags.FlagValues()
+        define_flags(values)
+        if any(argument in ("--help", "-help", "-h", "help") for argument in sys.argv[1:]):
             print(f"{description.strip()}\n\nFlags:\n{_help(values)}")
-            return
-        rest = values(sys.argv)[1:]
-        if rest:
-            raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
-        main(values)
+        else:
+            _check_command_line(values)
+            main(values)
+        sys.stdout.flush()
     except (UserError, flags.Error) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _fail(error)
+    except BrokenPipeError:
+        # Whoever read the output has gone, as in `bin/decode | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}.")
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
 
 
+def _check_command_line(values):
+    rest = values(sys.argv)[1:]
+    if rest:
+        raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
+    backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        raise UserError(f"KERAS_BACKEND={backend}: the commands run on tensorflow. Unset it.")
+
+
+def _fail(message):
+    print(f"{os.path.basename(sys.argv[0])}: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
 def _help(values):
     entries = []
     for name in values.flag_values_dict():
-        text = textwrap.fill(values[name].help, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        entries.append(f"  --{name}\n{text}")
+        lines = (
+            textwrap.fill(line, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            for line in values[name].help.splitlines()
+        )
+        entries.append("\n".join([f"  --{name}", *lines]))
     return "\n".join(entries)

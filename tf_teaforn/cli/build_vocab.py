@@ -8,11 +8,12 @@ bin/train does this by itself; a vocabulary made once can be given to many runs 
 from absl import flags
 
 from tf_teaforn.cli import app
+from tf_teaforn.config import RunConfig
 
 
 def define_flags(values):
     """Flags of bin/build_vocab."""
-    flags.DEFINE_string("task", None, "Whose training split to read.", flag_values=values)
+    app.define_task_name(values, "Whose training split to read.")
     flags.DEFINE_integer(
         "vocab_size", None, "Number of subwords. Default: the task's.", flag_values=values
     )
@@ -23,12 +24,18 @@ def define_flags(values):
 def build_vocab(values):
     """Runs the command."""
     output = app.required(values, "output")
-    options = {n: values[n].value for n in app.TASK_OPTIONS if values[n].value is not None}
-    task = app.load_task(app.required(values, "task"), options, values)
+    task = app.load_task(
+        app.required(values, "task"),
+        app.task_options(values),
+        app.data_dir(values),
+        values.module_import,
+    )
+    size = values.vocab_size if values.vocab_size is not None else task.defaults["vocab_size"]
+    config = RunConfig(task=task.name).replace({"vocab_size": size})
 
     from tf_teaforn.training import build_vocabulary
 
-    build_vocabulary(task.source, values.vocab_size or task.defaults["vocab_size"], output)
+    build_vocabulary(task.source, config.model.vocab_size, output)
     print(f"Wrote {output}")
 
 

@@ -3,9 +3,10 @@
     bin/decode --model_dir=runs/demo --input=in.txt --output=out.txt
     echo "the sixth of March" | bin/decode --model_dir=runs/demo
 
-Line i of the output belongs to line i of the input. A newline inside an output is written <n>.
+Line i of the output belongs to line i of the input; <n> stands for a newline inside a text.
 """
 
+import codecs
 import sys
 
 from absl import flags
@@ -18,35 +19,52 @@ from tf_teaforn.errors import UserError
 def define_flags(values):
     """Flags of bin/decode."""
     app.define_model_flags(values)
-    string, integer = flags.DEFINE_string, flags.DEFINE_integer
-    string("input", "-", "Text file, a sentence a line; - is standard input.", flag_values=values)
-    string("output", "-", "Where to write; - is standard output.", flag_values=values)
-    integer("beam_size", None, "Beam width. Default: the run's.", flag_values=values)
-    flags.DEFINE_float("beam_alpha", None, "Length penalty exponent.", flag_values=values)
-    integer("n_best", 1, "Hypotheses a line.", flag_values=values)
-    flags.DEFINE_boolean("scores", False, "Write index ||| text ||| score.", flag_values=values)
-    flags.DEFINE_float("temperature", 0.0, "Above 0: sample, beam 1.", flag_values=values)
-    integer("sample_top_k", 0, "Sample from the k best tokens; 0: all.", flag_values=values)
-    flags.DEFINE_float("sample_top_p", 1.0, "Sample from the top-p nucleus.", flag_values=values)
-    integer("seed", 0, "Seed of sampling.", flag_values=values)
+
+    def define(kind, name, default, help_text):
+        kind(name, default, help_text, flag_values=values)
+
+    string, integer, number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
+    define(string, "input", "-", "Text file, a sentence a line; - is standard input.")
+    define(string, "output", "-", "Where to write; - is standard output.")
+    define(integer, "beam_size", None, "Beam width. Default: the run's.")
+    define(number, "beam_alpha", None, "Length penalty exponent. Default: the run's.")
+    define(integer, "n_best", 1, "Hypotheses a line, best first; as many lines of output.")
+    define(
+        flags.DEFINE_boolean,
+        "scores",
+        False,
+        "Write `index ||| text ||| score penalised`: the input line's number from 0, the "
+        "hypothesis, its natural-log probability, and that divided by the length penalty.",
+    )
+    define(number, "temperature", 0.0, "Above 0: sample, which needs a beam of 1.")
+    define(integer, "sample_top_k", 0, "Sample from the k best tokens; 0: from all.")
+    define(number, "sample_top_p", 1.0, "Sample from the best tokens of this total probability.")
+    define(integer, "seed", 0, "Seed of sampling.")
 
 
 def read_lines(path):
-    """Lines of a file or, for "-", of standard input; newlines alone separate them."""
+    r"""Lines of a file or, for "-", of standard input.
+
+    As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
+    in front are dropped.
+    """
     name = "standard input" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"--input={path}: {error.strerror or error}.") from error
-    lines = data.split(b"\n")
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
     texts = []
     for number, line in enumerate(lines, start=1):
         try:
-            texts.append(line.decode())
+            texts.append(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason}).") from error
+            raise UserError(
+                f"{name}, line {number}: byte {error.start + 1} is not UTF-8. Convert the text, "
+                "with iconv for example."
+            ) from error
     return texts
 
 
@@ -61,31 +79,34 @@ def search_flags(values):
         "sample_top_p": values.sample_top_p,
         "seed": values.seed,
     }
+    if values.temperature > 0 and values.beam_size is None:
+        fields["beam_size"] = 1
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def decode(values):
     """Runs the command."""
+    model_dir = app.required(values, "model_dir")
     texts = read_lines(values.input)
+    to_file = values.output != "-"
+    if to_file and not epath.Path(values.output).parent.is_dir():
+        raise UserError(f"--output={values.output}: there is no such folder. Make it first.")
 
     from tf_teaforn.inference import load
 
-    translator = load(
-        app.required(values, "model_dir"), values.checkpoint, **search_flags(values)
-    )
-    results = translator.decode(texts, progress=values.output != "-")
+    translator = load(model_dir, values.checkpoint, **search_flags(values))
     lines = []
-    for index, hypotheses in enumerate(results):
+    for index, hypotheses in enumerate(translator.decode(texts, progress=to_file)):
         for text, score, penalized in hypotheses:
             text = text.replace("\n", "<n>")
             if values.scores:
                 text = f"{index} ||| {text} ||| {score:.6f} {penalized:.6f}"
             lines.append(f"{text}\n")
-    output = "".join(lines)
-    if values.output == "-":
-        sys.stdout.write(output)
+    output = "".join(lines).encode()
+    if to_file:
+        epath.Path(values.output).write_bytes(output)
     else:
-        epath.Path(values.output).write_text(output)
+        sys.stdout.buffer.write(output)
 
 
 def main():

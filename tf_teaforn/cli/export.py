@@ -17,29 +17,29 @@ def define_flags(values):
     flags.DEFINE_string("export_dir", None, "Folder of all versions.", flag_values=values)
     flags.DEFINE_integer("beam_size", None, "Beam width. Default: the run's.", flag_values=values)
     flags.DEFINE_float("beam_alpha", None, "Length penalty exponent.", flag_values=values)
-    flags.DEFINE_integer("n_best", 1, "Hypotheses for each input.", flag_values=values)
+    flags.DEFINE_integer(
+        "n_best", None, "Hypotheses for each input. Default: 1.", flag_values=values
+    )
     flags.DEFINE_string("mode", "predict", "predict or score.", flag_values=values)
 
 
 def export(values):
     """Runs the command."""
-    if values.mode not in ("predict", "score"):
-        raise UserError(f"--mode={values.mode}: write predict or score.")
+    model_dir = app.required(values, "model_dir")
+    export_dir = app.required(values, "export_dir")
+    flag_of = {"beam_size": "beam_size", "alpha": "beam_alpha", "n_best": "n_best"}
     fields = {
-        "beam_size": values.beam_size,
-        "alpha": values.beam_alpha,
-        "n_best": values.n_best,
+        field: values[flag].value
+        for field, flag in flag_of.items()
+        if values[flag].value is not None
     }
+    if values.mode == "score" and fields:
+        flag = flag_of[next(iter(fields))]
+        raise UserError(f"--mode=score does not search: leave out --{flag}.")
 
     from tf_teaforn.export import export
 
-    folder = export(
-        app.required(values, "model_dir"),
-        app.required(values, "export_dir"),
-        values.checkpoint,
-        values.mode,
-        **{name: value for name, value in fields.items() if value is not None},
-    )
+    folder = export(model_dir, export_dir, values.checkpoint, values.mode, **fields)
     print(f"Exported to {folder}")
 
 

@@ -8,9 +8,12 @@ Only --task and --model_dir are needed: each task has defaults of its own for th
 command, given again, continues where the run stopped.
 """
 
+import dataclasses
+import difflib
 import sys
 
 from absl import flags
+from etils import epath
 
 from tf_teaforn.cli import app
 from tf_teaforn.config import RunConfig, settings
@@ -19,7 +22,7 @@ from tf_teaforn.errors import UserError
 
 def define_flags(values):
     """Flags of bin/train."""
-    flags.DEFINE_string("task", None, "What to train on, by name.", flag_values=values)
+    app.define_task_name(values, "What to train on.")
     flags.DEFINE_string(
         "model_dir", None, "Folder for everything the run writes.", flag_values=values
     )
@@ -44,7 +47,7 @@ def run_config(values, task, options):
         for field in settings()
         if values[field.name].value is not None
     }
-    config = RunConfig(task=task.name, task_options=options, data_dir=values.data_dir)
+    config = RunConfig(task=task.name, task_options=options, data_dir=app.data_dir(values))
     return config.replace({**task.defaults, **given})
 
 
@@ -52,22 +55,86 @@ def train(values):
     """Runs the command."""
     name = app.required(values, "task")
     model_dir = app.required(values, "model_dir")
-    options = {n: values[n].value for n in app.TASK_OPTIONS if values[n].value is not None}
-    task = app.load_task(name, options, values)
+    options = app.task_options(values)
+    task = app.load_task(name, options, app.data_dir(values), values.module_import)
     config = run_config(values, task, options)
 
     from tf_teaforn.tf_backend.strategy import make_strategy
     from tf_teaforn.training import Run
 
+    config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
+    check(config, task)
     strategy = make_strategy(values.strategy, values.tpu)
     run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
     best = run.run()
     if best is None:
-        raise UserError(f"--train_steps={config.training.train_steps}: nothing was trained.")
+        raise UserError(
+            f"--train_steps={config.training.train_steps}: the run is at step {run.step} already "
+            "and has no score yet. Raise it."
+        )
     print(
         f"Best {task.headline_metric} on the validation split, greedy: {best:.2f} at step "
         f"{run.state['best_step']}. Next: bin/evaluate --model_dir={model_dir}"
     )
+
+
+def with_vocabulary(config, model_dir, path, size_given):
+    """`config` with the vocabulary size of a ready vocabulary, if there is one.
+
+    Args:
+        config: `RunConfig`.
+        model_dir: may hold a vocabulary.
+        path: value of --vocab, or None.
+        size_given: whether config.model.vocab_size was asked for by the user.
+
+    Raises:
+        UserError: no such file, not a vocabulary, or another one than asked for.
+    """
+    from tf_teaforn.data.tokenizer import Tokenizer
+    from tf_teaforn.model_dir import CONFIG, VOCABULARY
+
+    kept = epath.Path(model_dir) / VOCABULARY
+    ready = Tokenizer.load(path) if path else None
+    if kept.exists():
+        found = Tokenizer.load(kept)
+        if ready and ready.fingerprint != found.fingerprint:
+            raise UserError(
+                f"--vocab={path} differs from {kept}, which this run has used so far. Leave it "
+                "out, or take another --model_dir."
+            )
+        if not (epath.Path(model_dir) / CONFIG).exists():
+            ready, path = found, kept
+    if ready is None:
+        return config
+    if size_given and config.model.vocab_size != ready.vocabulary_size:
+        raise UserError(
+            f"--vocab_size={config.model.vocab_size}, but {path} has {ready.vocabulary_size} "
+            "subwords. Leave out one of the two."
+        )
+    return config.replace({"vocab_size": ready.vocabulary_size})
+
+
+def check(config, task):
+    """Finds what cannot work before anything expensive starts.
+
+    Raises:
+        UserError: settings out of range, an unknown model, files that are missing or malformed.
+    """
+    from tf_teaforn.models.catalog import model_names
+    from tf_teaforn.teaforn import check_settings
+
+    name = config.model.model
+    if name not in model_names():
+        close = difflib.get_close_matches(name, model_names(), n=1)
+        guess = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(f"Unknown --model={name}.{guess} Write one of: {', '.join(model_names())}.")
+    method = dataclasses.asdict(config.teaforn)
+    del method["shared"]
+    check_settings(**method, vocabulary_size=config.model.vocab_size)
+    for split in task.source.splits:
+        task.source.fingerprint(split)
+    for split in ("validation", "train"):
+        task.source.dataset(split)
 
 
 def main():

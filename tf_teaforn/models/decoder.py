@@ -17,7 +17,12 @@ class Decoder(keras.layers.Layer):
     """
 
     def prepare(
-        self, memory_BxSxD, memory_mask_BxS, memory_segment_ids=None, segment_ids=None, positions=None
+        self,
+        memory_BxSxD,
+        memory_mask_BxS,
+        memory_segment_ids=None,
+        segment_ids=None,
+        positions=None,
     ):
         """Computes, once a batch, all that depends neither on the stage nor on the step.
 

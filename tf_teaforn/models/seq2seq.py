@@ -3,7 +3,6 @@
 import keras
 
 
-
 @keras.saving.register_keras_serializable("tf_teaforn")
 class Seq2Seq(keras.Model):
     """Encoder-decoder with one embedding for source, target and softmax.
@@ -88,13 +87,14 @@ class Seq2Seq(keras.Model):
         return keras.KerasTensor(shape, dtype="float32")
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            **{
-                part: keras.saving.serialize_keras_object(getattr(self, part))
-                for part in ("embedding", "encoder", "decoder")
-            },
+        parts = {
+            part: keras.saving.serialize_keras_object(getattr(self, part))
+            for part in ("embedding", "encoder", "decoder")
         }
+        # The constructor builds the layers, so that the weights' paths start with its name.
+        for part in parts.values():
+            part.pop("build_config", None)
+        return {**super().get_config(), **parts}
 
     @classmethod
     def from_config(cls, config):

@@ -253,7 +253,12 @@ class TransformerDecoder(_Stack, Decoder):
         return [layer for block in self.blocks for layer in block]
 
     def prepare(
-        self, memory_BxSxD, memory_mask_BxS, memory_segment_ids=None, segment_ids=None, positions=None
+        self,
+        memory_BxSxD,
+        memory_mask_BxS,
+        memory_segment_ids=None,
+        segment_ids=None,
+        positions=None,
     ):
         cross_mask = memory_mask_BxS[:, None, None, :]
         prepared = {
@@ -316,12 +321,13 @@ class TransformerDecoder(_Stack, Decoder):
             def attend(y):
                 # The K hypotheses are rows of their own here: [B, K, H, 1, C].
                 new = [ops.moveaxis(h, 1, 2)[..., None, :] for h in attention.keys_and_values(y)]
-                start = (0, 0, 0, position, 0)
-                keys, values = (
-                    ops.slice_update(c, start, n) for c, n in zip(cache, new, strict=True)
-                )
+                places = ops.arange(ops.shape(cache[0])[-2])
+                # TensorFlow's slice update is an XLA operator, which no serving binary needs to
+                # have, and slower than a selection on the CPU.
+                here = (places == position)[:, None]
+                keys, values = (ops.where(here, n, c) for c, n in zip(cache, new, strict=True))
                 new_state.append((keys, values))
-                visible = ops.arange(ops.shape(keys)[-2]) <= position
+                visible = places <= position
                 queries = ops.moveaxis(attention.queries(y), 1, 2)[..., None, :]
                 heads = attention.attend(queries, keys, values, visible)
                 return attention.merge(ops.moveaxis(heads[..., 0, :], 2, 1))

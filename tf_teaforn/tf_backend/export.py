@@ -7,6 +7,10 @@ import tensorflow as tf
 from etils import epath
 
 from tf_teaforn import decoding
+from tf_teaforn.data.tokenizer import NEWLINE_PIECE
+
+# What Python's str.strip takes off, or a newline as files have it.
+_BLANK = rf"(?:[\t-\r\x1c-\x20\x{{85}}\pZ]|{NEWLINE_PIECE})*"
 
 
 class ServingModule(tf.Module):
@@ -49,7 +53,7 @@ class ServingModule(tf.Module):
         ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
         outputs = tf.reshape(self.tokenizer.detokenize(ids), shape[:2])
         # As in bin/decode: a blank line stays one.
-        blank = tf.equal(tf.strings.length(tf.strings.strip(inputs)), 0)[:, None]
+        blank = tf.strings.regex_full_match(inputs, _BLANK)[:, None]
         outputs = tf.where(blank, "", outputs)
         return self._ranked(outputs, tf.where(blank, 0.0, found.scores))
 

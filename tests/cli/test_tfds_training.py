@@ -1,0 +1,92 @@
+"""bin/train on the TFDS tasks: mock data with the real features, and a data set prepared on disk."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow_datasets as tfds
+
+TRAIN = str(Path(__file__).parents[2] / "bin" / "train")
+# Small enough for seconds; what the tasks set for lengths, N and λ stays theirs.
+SMALL = (
+    "--model=transformer_tiny",
+    "--train_steps=2",
+    "--eval_every=2",
+    "--log_every=1",
+    "--warmup_steps=1",
+    "--batch_tokens=2048",
+    "--vocab_size=350",
+)
+
+
+def train(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["train", *arguments, *SMALL])
+    runpy.run_path(TRAIN, run_name="__main__")
+
+
+def records(model_dir):
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("task", "n", "metric"),
+    [("wmt14_ende", 2, "bleu"), ("wmt14_enfr", 2, "bleu"), ("gigaword", 3, "rougeL")],
+)
+def test_mock_data(task, n, metric, tmp_path, monkeypatch):
+    with tfds.testing.mock_data(num_examples=40):
+        train(monkeypatch, f"--task={task}", f"--model_dir={tmp_path}")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["teaforn"]["n"] == n
+    assert config["teaforn"]["discount"] == 0.5
+    last = records(tmp_path)[-1]
+    assert last["kind"] == "validation" and last["step"] == 2
+    assert {f"loss_{stage}" for stage in range(n)} <= last.keys() and metric in last
+    assert (tmp_path / "best" / "model.safetensors").exists()
+
+
+def test_mock_documents_are_cut_to_the_tasks_lengths(tmp_path, monkeypatch):
+    with tfds.testing.mock_data(num_examples=12):
+        train(
+            monkeypatch,
+            "--task=cnn_dailymail",
+            f"--model_dir={tmp_path}",
+            "--max_source_length=64",
+            "--max_target_length=32",
+            "--decode_length=8",
+        )
+    assert "rougeLsum" in records(tmp_path)[-1]
+
+
+class Wmt14Translate(tfds.core.GeneratorBasedBuilder):
+    """A data set under WMT's name and features, prepared from sentences of its own."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="fr-en", version="1.0.0")]
+
+    def _info(self):
+        features = tfds.features.Translation(languages=("en", "fr"))
+        return self.dataset_info_from_configs(features=features)
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in ("train", "validation", "test")}
+
+    def _generate_examples(self, split):
+        for number in range(60):
+            yield number, {"en": f"{split} number {number}", "fr": f"{split} numéro {number}"}
+
+
+def test_prepared_on_disk(tmp_path, monkeypatch):
+    Wmt14Translate(data_dir=tmp_path / "tfds", config="fr-en").download_and_prepare()
+    model_dir = tmp_path / "model"
+    train(
+        monkeypatch,
+        "--task=wmt14_enfr",
+        f"--model_dir={model_dir}",
+        f"--data_dir={tmp_path / 'tfds'}",
+        "--vocab_size=300",
+    )
+    tokens = [r["tokens"] for r in records(model_dir) if r["kind"] == "validation"]
+    assert len(tokens) == 1 and tokens[0] > 60 * 3

@@ -1,0 +1,157 @@
+"""A small corpus and models trained on it by the commands themselves, once for all tests."""
+
+import contextlib
+import dataclasses
+import gzip
+import importlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_ANIMALS = {"cat": "chat", "dog": "chien", "bird": "oiseau", "horse": "cheval"}
+_VERBS = {"sees": "voit", "hears": "entend", "likes": "aime"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run of bin/train.
+
+    Attributes:
+        model_dir: its folder.
+        flags: all but --model_dir.
+        stdout, stderr: what it printed.
+    """
+
+    model_dir: Path
+    flags: tuple[str, ...]
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def run_command():
+    """Runs a file of bin/ in a process of its own; returns the `CompletedProcess`, in bytes."""
+
+    def run(name, *flags, **options):
+        hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "PYTHONPATH")
+        environment = {key: value for key, value in os.environ.items() if key not in hidden}
+        command = [sys.executable, ROOT / "bin" / name, *flags]
+        return subprocess.run(command, capture_output=True, env=environment, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def call_command():
+    """Runs a command in this process; returns its exit code. Tests read the output by capsys."""
+
+    def call(name, *flags):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [name, *flags])
+            patch.setattr("tf_teaforn.cli.app.quiet_tensorflow", lambda: None)
+            try:
+                importlib.import_module(f"tf_teaforn.cli.{name}").main()
+            except SystemExit as end:
+                return end.code
+        return 0
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Folder with {train,valid,test}.tsv and the same as .en.gz and .fr: 240, 20 and 28 pairs."""
+    pairs = [
+        (f"the {a} {verb} the {b} today", f"le {_ANIMALS[a]} {verbe} le {_ANIMALS[b]} aujourd'hui")
+        for a in _ANIMALS
+        for verb, verbe in _VERBS.items()
+        for b in _ANIMALS
+    ]
+    random.Random(0).shuffle(pairs)
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, part in (("train", pairs * 5), ("valid", pairs[:20]), ("test", pairs[20:])):
+        (folder / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in part))
+        with gzip.open(folder / f"{name}.en.gz", "wt") as file:
+            file.write("".join(f"{source}\n" for source, _ in part))
+        (folder / f"{name}.fr").write_text("".join(f"{target}\n" for _, target in part))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_model():
+    """Flags of a model that learns to answer in sentences of the corpus within 30 steps."""
+    return (
+        "--model=transformer_tiny",
+        "--vocab_size=290",
+        "--max_source_length=24",
+        "--max_target_length=24",
+        "--batch_tokens=512",
+    )
+
+
+@pytest.fixture(scope="session")
+def trained(corpus, small_model, run_command, tmp_path_factory):
+    """30 steps of N = 2 in a process of its own, with checkpoints at 10, 20 and 30."""
+    model_dir = tmp_path_factory.mktemp("trained") / "model"
+    flags = (
+        "--task=text",
+        *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
+        *small_model,
+        "--train_steps=30",
+        "--eval_every=10",
+        "--log_every=5",
+        "--learning_rate=0.004",
+        "--warmup_steps=10",
+    )
+    done = run_command("train", *flags, f"--model_dir={model_dir}")
+    assert done.returncode == 0, done.stderr.decode()
+    return Trained(model_dir, flags, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.fixture(scope="session")
+def translator(trained):
+    """The trained model, beam 4."""
+    import tf_teaforn
+
+    return tf_teaforn.load(trained.model_dir)
+
+
+@pytest.fixture(scope="session")
+def unshared(corpus, small_model, call_command, tmp_path_factory):
+    """A run of N = 3 with own weights, which stops by itself as the learning rate is next to none.
+
+    It names its files relatively, two a split, and exports its best checkpoint.
+    """
+    model_dir = tmp_path_factory.mktemp("unshared") / "model"
+    flags = (
+        "--task=text",
+        *(f"--{split}_files={split}.en.gz,{split}.fr" for split in ("train", "valid", "test")),
+        "--metric=rouge",
+        *small_model,
+        "--n=3",
+        "--noshared",
+        "--train_steps=9",
+        "--eval_every=1",
+        "--learning_rate=1e-9",
+        "--patience=1",
+        "--export_on_best",
+    )
+    with contextlib.chdir(corpus):
+        assert call_command("train", *flags, f"--model_dir={model_dir}") == 0
+    return Trained(model_dir, flags, "", "")
+
+
+@pytest.fixture(scope="session")
+def exported(trained, run_command, tmp_path_factory):
+    """(folder of versions, the `CompletedProcess` of bin/export), with the trained model."""
+    export_dir = tmp_path_factory.mktemp("exported")
+    flags = [f"--model_dir={trained.model_dir}", f"--export_dir={export_dir}"]
+    done = run_command("export", *flags)
+    assert done.returncode == 0, done.stderr.decode()
+    return export_dir, done

@@ -1,0 +1,50 @@
+"""Attention against Keras' own layer."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tf_teaforn import testing
+from tf_teaforn.models.attention import MultiHeadAttention
+
+WIDTH, HEADS = 8, 2
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_attention_is_that_of_keras(use_bias):
+    attention = MultiHeadAttention(WIDTH, HEADS, use_bias=use_bias)
+    attention.build()
+    testing.randomize(attention)
+    peer = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, use_bias=use_bias)
+    random = np.random.default_rng(0)
+    x, memory = (random.normal(size=(3, t, WIDTH)).astype("float32") for t in (4, 5))
+    mask = random.random((3, 4, 5)) < 0.6
+    mask[..., 0] = True
+    peer.build(x.shape, memory.shape)
+    shapes = [weight.shape for weight in peer.weights]
+    peer.set_weights(
+        [w.reshape(shape) for w, shape in zip(attention.get_weights(), shapes, strict=True)]
+    )
+    output = attention(x, attention.keys_and_values(ops.convert_to_tensor(memory)), mask[:, None])
+    np.testing.assert_allclose(
+        output, peer(x, memory, attention_mask=mask), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_all_masked_gives_a_finite_output():
+    attention = MultiHeadAttention(WIDTH, HEADS)
+    attention.build()
+    x = ops.ones((1, 2, WIDTH))
+    output = attention(x, attention.keys_and_values(x), ops.zeros((1, 1, 2, 2), "bool"))
+    assert np.all(np.isfinite(output))
+
+
+def test_softmax_is_float32_under_bfloat16():
+    # Scores of 256 and 257 are one number in bfloat16.
+    attention = MultiHeadAttention(2, 1, dtype="mixed_bfloat16")
+    queries = ops.cast([[[16.0, 1.0]]], "bfloat16")
+    keys = ops.cast([[[16.0, 0.0], [16.0, 1.0]]], "bfloat16")
+    values = ops.cast([[[0.0, 0.0], [1.0, 1.0]]], "bfloat16")
+    attended = attention.attend(queries, keys, values, ops.ones((1, 1, 2), "bool"))
+    assert keras.backend.standardize_dtype(attended.dtype) == "bfloat16"

@@ -1,0 +1,246 @@
+"""The SavedModel, above all in a process that has neither this package nor Keras."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+import tf_teaforn
+from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.errors import UserError
+from tf_teaforn.export import export
+from tf_teaforn.tf_backend.export import write_saved_model
+
+SOURCES = [
+    "the cat sees the dog today",
+    "",
+    "the bird hears the horse today",
+    "\u2028 ",
+    "the<n>horse\nlikes",
+    "the horse likes \u2028 the cat " * 10,
+]
+
+# What a user of an export does. Arguments: folder of versions; prints JSON.
+SERVING_PROCESS = r"""
+import json, os, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tf_teaforn", "tasks", "keras", "keras_nlp", "sentencepiece"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+folder, sources = sys.argv[1], json.loads(sys.argv[2])
+answers = {}
+
+# T5's notebooks/t5-deploy.ipynb, as it stands there.
+import tensorflow as tf
+import tensorflow_text  # Required to run exported model.
+
+def load_predict_fn(model_path):
+    if tf.executing_eagerly():
+        print("Loading SavedModel in eager mode.", file=sys.stderr)
+        imported = tf.saved_model.load(model_path, ["serve"])
+        return lambda x: imported.signatures['serving_default'](
+            tf.constant(x))['outputs'].numpy()
+
+saved_model_path = os.path.join(folder, max(os.listdir(folder)))
+predict_fn = load_predict_fn(saved_model_path)
+
+def answer(question):
+    return predict_fn([question])[0].decode('utf-8')
+
+answers["one by one"] = [answer(source) for source in sources]
+
+loaded = tf.saved_model.load(saved_model_path)
+predict = loaded.signatures["serving_default"]
+found = predict(inputs=tf.constant(sources))
+answers["together"] = [text.decode() for text in found["outputs"].numpy()]
+answers["scores"] = found["scores"].numpy().tolist()
+answers["none"] = [list(value.shape) for value in predict(inputs=tf.constant([], tf.string)).values()]
+token_ids = loaded.signatures["token_ids"]
+ids = tf.ragged.constant(json.loads(sys.argv[3]), tf.int32).to_tensor()
+found = token_ids(inputs=ids)
+answers["ids"] = found["outputs"].numpy().tolist()
+answers["ids_type"] = found["outputs"].dtype.name
+answers["ids_scores"] = found["scores"].numpy().tolist()
+answers["imported"] = sorted({name.split(".")[0] for name in sys.modules})
+
+graph = predict.graph.as_graph_def()
+nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+answers["operations"] = sorted({node.op for node in nodes})
+
+# saved_model_cli show --all
+from tensorflow.python.tools import saved_model_cli
+import contextlib, io
+shown = io.StringIO()
+sys.argv = ["saved_model_cli", "show", "--dir", saved_model_path, "--all"]
+with contextlib.redirect_stdout(shown):
+    code = saved_model_cli.main()
+answers["shown"] = shown.getvalue()
+answers["code"] = code
+print(json.dumps(answers))
+"""
+
+
+def ids_of(translator, texts):
+    rows = translator.tokenizer.tokenize(texts).to_list()
+    return [[*row, 1] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def served(exported, translator, tmp_path_factory):
+    """What a process without this package found in the export of bin/export."""
+    arguments = [exported[0], json.dumps(SOURCES), json.dumps(ids_of(translator, SOURCES[:3:2]))]
+    done = subprocess.run(
+        [sys.executable, "-c", SERVING_PROCESS, *arguments],
+        capture_output=True,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def test_answers_are_those_of_decode(served, translator):
+    expected = translator.decode(SOURCES)
+    assert served["together"] == [hypotheses[0][0] for hypotheses in expected]
+    assert served["one by one"] == served["together"]
+    scores = [hypotheses[0][1] for hypotheses in expected]
+    np.testing.assert_allclose(served["scores"], scores, rtol=1e-4)
+    assert served["together"][1] == served["together"][3] == "" != served["together"][0]
+
+
+def test_no_input_no_output(served):
+    assert served["none"] == [[0], [0]]
+
+
+def test_token_ids(served, translator):
+    assert served["ids_type"] == "int32"
+    texts = translator.tokenizer.detokenize(np.array(served["ids"])).numpy()
+    assert [text.decode() for text in texts] == served["together"][:3:2]
+    np.testing.assert_allclose(served["ids_scores"], served["scores"][:3:2], rtol=1e-4)
+
+
+def test_nothing_else_is_needed(served):
+    assert "tf_teaforn" not in served["imported"] and "keras" not in served["imported"]
+    custom = [name for name in served["operations"] if "Sentencepiece" in name or ">" in name]
+    assert set(custom) == {"SentencepieceOp", "SentencepieceTokenizeOp", "SentencepieceDetokenizeOp"}
+
+
+def test_saved_model_cli(served):
+    assert not served["code"]
+    shown = served["shown"]
+    assert "signature_def['serving_default']" in shown and "signature_def['token_ids']" in shown
+    assert "dtype: DT_STRING\n        shape: (-1)" in shown
+    assert "dtype: DT_INT32\n        shape: (-1, -1)" in shown
+    assert "Method name is: tensorflow/serving/predict" in shown
+
+
+def test_folder(exported, trained):
+    export_dir, done = exported
+    (version,) = export_dir.iterdir()
+    assert abs(int(version.name) - time.time()) < 3600
+    assert done.stdout.decode() == f"Exported to {version}\n"
+    assert json.loads((version / "assets.extra" / "decode.json").read_text()) == {
+        "mode": "predict",
+        "checkpoint": "best",
+        "steps": [30],
+        "task": "text",
+        "max_source_length": 24,
+        "max_target_length": 24,
+        "beam_size": 4,
+        "alpha": 0.6,
+        "n_best": 1,
+        "max_length": None,
+        "max_length_offset": 50,
+        "min_length": 0,
+        "no_repeat_ngram": 0,
+        "temperature": 0.0,
+        "sample_top_k": 0,
+        "sample_top_p": 1.0,
+        "seed": 0,
+    }
+
+
+def test_variables_are_those_of_decoder_0(unshared):
+    """N = 3 with weights of their own: nothing of the other two decoders, nothing of Adam."""
+    (version,) = (unshared.model_dir / "export").iterdir()
+    loaded = tf.saved_model.load(version)
+    seq2seq = tf_teaforn.load(unshared.model_dir).seq2seq
+    expected = {weight.path: weight.numpy() for weight in seq2seq.weights}
+    stored = {
+        name: tf.train.load_variable(str(version / "variables" / "variables"), name)
+        for name, _ in tf.train.list_variables(str(version / "variables" / "variables"))
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    }
+    assert len(loaded.weights) == len(stored) == len(expected)
+    assert sum(value.nbytes for value in stored.values()) == sum(
+        value.nbytes for value in expected.values()
+    )
+    assert [variable.name for variable in loaded.weights] == [f"{path}:0" for path in expected]
+    for variable, value in zip(loaded.weights, expected.values(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    trained = safetensors.numpy.load_file(unshared.model_dir / "checkpoints/1/model.safetensors")
+    assert len(trained) > len(expected) and {*expected} < {*trained}
+
+
+def test_score_mode(trained, translator, tmp_path):
+    folder = export(trained.model_dir, tmp_path, mode="score")
+    score = tf.saved_model.load(folder).signatures
+    assert [*score] == ["serving_default"]
+    targets = ["le chat voit le chien aujourd'hui", "", "<n>", "x", "le chat", "aujourd'hui " * 20]
+    scores = score["serving_default"](inputs=tf.constant(SOURCES), targets=tf.constant(targets))
+    assert [*scores] == ["scores"]
+    np.testing.assert_allclose(scores["scores"], translator.score(SOURCES, targets), rtol=1e-4)
+
+
+def test_n_best(trained, tmp_path):
+    folder = export(trained.model_dir, tmp_path, "20", beam_size=3, n_best=2, alpha=1.0)
+    found = tf.saved_model.load(folder).signatures["serving_default"](tf.constant(SOURCES))
+    expected = tf_teaforn.load(trained.model_dir, "20", beam_size=3, n_best=2, alpha=1.0)
+    expected = expected.decode(SOURCES)
+    outputs = [[text.decode() for text in row] for row in found["outputs"].numpy()]
+    assert outputs == [[text for text, _, _ in hypotheses] for hypotheses in expected]
+    scores = [[score for _, score, _ in hypotheses] for hypotheses in expected]
+    np.testing.assert_allclose(found["scores"], scores, rtol=1e-4)
+
+
+def test_refusals_come_before_the_model_is_loaded(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_dirs, "load_seq2seq", lambda *args: pytest.fail("loaded"))
+    with pytest.raises(UserError, match="^--mode=serve: write predict or score"):
+        export(trained.model_dir, tmp_path / "x", mode="serve")
+    with pytest.raises(UserError, match="^--n_best=5 exceeds --beam_size=4"):
+        export(trained.model_dir, tmp_path / "x", n_best=5)
+    assert not (tmp_path / "x").exists()
+
+
+class Doubler(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+    def score(self, x):
+        return {"y": 2 * x}
+
+
+def test_versions_rise(tmp_path):
+    later = int(time.time()) + 100_000
+    (tmp_path / str(later)).mkdir()
+    (tmp_path / "notes").mkdir()
+    folders = [write_saved_model(Doubler(), tmp_path, {}, "score") for _ in range(2)]
+    assert [folder.name for folder in folders] == [str(later + 1), str(later + 2)]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"notes", str(later), str(later + 1), str(later + 2)}
+
+
+def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
+    def fail(module, folder, signatures):
+        tf.io.gfile.makedirs(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tf.saved_model, "save", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_saved_model(Doubler(), tmp_path, {}, "score")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,125 @@
+"""From texts to texts: order, blank texts, scores, what load refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_teaforn
+from tf_teaforn.errors import UserError
+from tf_teaforn.inference import search_config
+
+SOURCES = [
+    "the cat sees the dog today",
+    "the bird hears the horse today",
+    "today",
+    "the dog the dog the dog the dog the dog the dog the dog the dog the dog the dog",
+]
+
+
+def test_load_and_call(translator):
+    outputs = translator(SOURCES)
+    assert [type(text) for text in outputs] == [str] * len(SOURCES)
+    # 30 steps are enough to write like the corpus, and no more.
+    assert outputs[0].startswith("le ") and outputs[0].endswith(" aujourd'hui")
+    assert outputs == [hypotheses[0][0] for hypotheses in translator.decode(SOURCES)]
+
+
+def test_no_text(translator):
+    assert translator([]) == []
+    assert translator.decode(["", " "]) == [[("", 0.0, 0.0)]] * 2
+    assert translator.score([], []).shape == (0,)
+
+
+def test_order_and_company_do_not_matter(translator):
+    words = "the cat sees a dog and hears horse today".split()
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(words, size)) for size in random.integers(1, 9, 40)]
+    together = translator.decode(texts)
+    for index in range(0, 40, 13):
+        ((text, score, penalized),) = translator.decode([texts[index]])[0]
+        assert together[index][0][0] == text
+        np.testing.assert_allclose(together[index][0][1:], (score, penalized), rtol=1e-4)
+
+
+def test_blank_texts_have_blank_answers(translator):
+    blank = ["", "  ", "\t", "\n", "<n>", " <n> ", "\u00a0", "\u2028\u3000"]
+    filled = ["today", "\u200b", ".", "<"]
+    results = translator.decode([*blank, *filled])
+    assert results[: len(blank)] == [[("", 0.0, 0.0)]] * len(blank)
+    assert all(score < 0 for ((_, score, _),) in results[len(blank) :])
+
+
+def test_newline_in_files_is_newline(translator):
+    assert translator.decode(["today<n>today"]) == translator.decode(["today\ntoday"])
+    assert translator.decode(["today<n>today"]) != translator.decode(["today today"])
+
+
+def test_long_sources_are_cut(translator):
+    # 24 subwords, the end of sentence being one.
+    long = "the dog sees " * 20
+    ids = translator.tokenizer.tokenize([long])[0, :23]
+    cut = translator.tokenizer.detokenize(ids[None]).numpy()[0].decode()
+    assert translator.decode([long]) == translator.decode([cut])
+
+
+def test_n_best(trained):
+    translator = tf_teaforn.load(trained.model_dir, "30", beam_size=3, n_best=3, alpha=1.0)
+    for text, hypotheses in zip(SOURCES, translator.decode(SOURCES), strict=True):
+        texts, scores, penalized = zip(*hypotheses, strict=True)
+        assert list(penalized) == sorted(penalized, reverse=True)
+        assert len(set(texts)) == 3
+        np.testing.assert_allclose(
+            translator.score([text] * 3, texts), scores, rtol=1e-4, atol=1e-4
+        )
+        tokens = translator.tokenizer.tokenize(texts).row_lengths().numpy() + 1
+        np.testing.assert_allclose(penalized, scores / ((5 + tokens) / 6), rtol=1e-5)
+
+
+def test_score_is_the_sum_of_log_probabilities(translator):
+    targets = ["le chat voit le chien aujourd'hui", "aujourd'hui", "", "x"]
+    scores = translator.score(SOURCES, targets)
+    assert scores.dtype == np.float32
+    for source, target, score in zip(SOURCES, targets, scores, strict=True):
+        source_ids = translator.tokenizer.encode([source], 24).numpy()
+        target_ids = translator.tokenizer.encode([target], 24).numpy()
+        logits = translator.seq2seq(
+            {
+                "encoder_token_ids": source_ids,
+                "decoder_token_ids": np.pad(target_ids, ((0, 0), (1, 0)))[:, :-1],
+            }
+        )
+        (logits,) = keras.ops.convert_to_numpy(logits).astype(np.float64)
+        log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = log_probabilities[np.arange(len(target_ids[0])), target_ids[0]].sum()
+        np.testing.assert_allclose(score, expected, rtol=1e-4)
+
+
+def test_average_lies_between(trained):
+    table = [
+        keras.ops.convert_to_numpy(
+            tf_teaforn.load(trained.model_dir, checkpoint).seq2seq.embedding.weights[0]
+        )
+        for checkpoint in ("20", "latest", "average:2")
+    ]
+    np.testing.assert_allclose(table[2], (table[0] + table[1]) / 2, atol=1e-7)
+    assert not np.array_equal(table[0], table[1])
+
+
+def test_search_config_takes_the_run_s_settings(trained):
+    from tf_teaforn.model_dir import read_config
+
+    decoding = read_config(trained.model_dir).decoding
+    search = search_config(decoding, n_best=2)
+    assert (search.beam_size, search.alpha, search.max_length, search.n_best) == (4, 0.6, None, 2)
+
+
+def test_refusals(trained, tmp_path):
+    missing = tmp_path / "none"
+    with pytest.raises(UserError, match=f"^--model_dir={missing}: there is no such folder"):
+        tf_teaforn.load(missing)
+    with pytest.raises(UserError, match=f"^--model_dir={tmp_path} has no config.json"):
+        tf_teaforn.load(tmp_path)
+    with pytest.raises(UserError, match="steps saved: 10, 20, 30$"):
+        tf_teaforn.load(trained.model_dir, "15")
+    with pytest.raises(UserError, match="^--n_best=5 exceeds --beam_size=4"):
+        tf_teaforn.load(trained.model_dir, n_best=5)

@@ -1,0 +1,85 @@
+"""Schedules and first updates against closed formulas."""
+
+import keras
+import numpy as np
+import pytest
+
+from tf_teaforn.config import TrainingConfig
+from tf_teaforn.optimizers import WarmupSchedule, build_optimizer
+
+PEAK, WARMUP, LAST = 0.5, 10, 100
+# Updates are counted from 1; Keras passes the number of those before.
+UPDATES = np.arange(1, LAST + 1)
+
+
+def rates(name, warmup=WARMUP):
+    schedule = WarmupSchedule(name, PEAK, warmup, LAST)
+    return np.array([float(schedule(update - 1)) for update in UPDATES])
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "linear", "constant"])
+def test_warm_up_is_linear_to_the_peak(name):
+    np.testing.assert_allclose(rates(name)[:WARMUP], PEAK * UPDATES[:WARMUP] / WARMUP, rtol=1e-6)
+
+
+def test_inverse_square_root():
+    # Vaswani et al. 2017, equation 3, whose factor d^-0.5 is such that the peak is PEAK.
+    scale = PEAK * WARMUP**0.5
+    expected = scale * np.minimum(UPDATES**-0.5, UPDATES * WARMUP**-1.5)
+    np.testing.assert_allclose(rates("inverse_sqrt"), expected, rtol=1e-6)
+
+
+def test_linear_reaches_zero_after_the_last_update():
+    expected = np.interp(UPDATES, [0, WARMUP, LAST + 1], [0, PEAK, 0])
+    np.testing.assert_allclose(rates("linear"), expected, rtol=1e-5)
+    assert float(WarmupSchedule("linear", PEAK, WARMUP, LAST)(LAST + 5)) == 0
+
+
+def test_constant():
+    np.testing.assert_allclose(rates("constant")[WARMUP:], PEAK, rtol=1e-6)
+
+
+def test_without_warm_up_the_first_update_has_the_peak():
+    np.testing.assert_allclose(rates("inverse_sqrt", 0), PEAK * UPDATES**-0.5, rtol=1e-6)
+    np.testing.assert_allclose(rates("constant", 0), PEAK, rtol=1e-6)
+    np.testing.assert_allclose(rates("linear", 0)[[0, -1]], [PEAK, PEAK / LAST], rtol=1e-5)
+
+
+def test_warm_up_beyond_the_last_update():
+    np.testing.assert_allclose(rates("linear", 1000), PEAK * UPDATES / 1000, rtol=1e-6)
+
+
+def test_schedule_round_trip():
+    schedule = WarmupSchedule("linear", PEAK, WARMUP, LAST)
+    optimizer = keras.optimizers.SGD(schedule)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert again._learning_rate.get_config() == schedule.get_config()
+
+
+GRADIENT = np.array([2.0, -0.5, 1e-3, -3.0], np.float32)
+START = np.array([1.0, -2.0, 3.0, 4.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("sgd", GRADIENT),
+        # Bias-corrected moments of one gradient are that gradient and its square.
+        ("adam", np.sign(GRADIENT)),
+        # Shazeer and Stern 2018, algorithm 4, whose β2 is 0 at first; α is RMS(x) times the rate.
+        ("adafactor", np.sign(GRADIENT) * np.sqrt(np.mean(START**2))),
+    ],
+)
+def test_first_update(name, direction):
+    training = TrainingConfig(
+        optimizer=name, learning_rate=PEAK, schedule="constant", warmup_steps=WARMUP
+    )
+    variable = keras.Variable(START)
+    build_optimizer(training).apply([keras.ops.convert_to_tensor(GRADIENT)], [variable])
+    expected = START - PEAK / WARMUP * direction
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, rtol=1e-5)
+
+
+def test_adam_has_the_field_s_settings():
+    adam = build_optimizer(TrainingConfig())
+    assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.9, 0.998, 1e-9)

@@ -1,0 +1,58 @@
+"""Standard error without the start-up messages of TensorFlow's C++ code."""
+
+import os
+import re
+import signal
+import sys
+
+# No setting of TensorFlow's silences what it logs while it is loaded. Information of every kind is
+# left out; of errors only those that say that there is no GPU, or that name a slower kernel.
+_NOISE = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|I\d{4} \d\d:\d\d:|To enable the following instructions: "
+    rb"|E\d{4} .*failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)"
+    rb"|E\d{4} .*oneDNN supports DT_INT64 only"
+    rb"|\w+\.cc\(\d+\) LOG\(INFO\)"
+)
+
+
+def quiet_tensorflow():
+    """From here on, drops TensorFlow's start-up messages; everything else is shown as before.
+
+    Call it before tensorflow is imported and threads start. Nothing happens where tensorflow is
+    there already or TF_CPP_MIN_LOG_LEVEL is set: who sets it wants to see the messages.
+    """
+    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
+    original = os.dup(2)
+    reader, writer = os.pipe()
+    # A process, not a thread: it still shows the last words of a process that is aborted.
+    if os.fork() == 0:
+        _relay(reader, original, (0, 1, 2, writer))
+    os.close(reader)
+    os.dup2(writer, 2)
+    os.close(writer)
+    # What Python writes need not take the detour.
+    sys.stderr = os.fdopen(original, "w", buffering=1, errors="backslashreplace")
+
+
+def is_noise(line):
+    """Whether a line (bytes) of standard error is one of those that are left out."""
+    return _NOISE.match(line) is not None
+
+
+def _relay(reader, destination, unused):
+    """Copies lines until the other end is closed; ends the process."""
+    try:
+        # These reach the whole process group; there may be something to tell afterwards.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        for descriptor in unused:
+            os.close(descriptor)
+        with os.fdopen(reader, "rb") as lines:
+            for line in lines:
+                if not is_noise(line):
+                    os.write(destination, line)
+    finally:
+        os._exit(0)
