@@ -27,7 +27,7 @@ def gradients_of(function, variables, *arguments):
             with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
                 return function(*arguments)
 
-        differentiate = jax.grad(stateless, argnums=(0, 1), has_aux=True)
+        differentiate = jax.jit(jax.grad(stateless, argnums=(0, 1), has_aux=True))
         gradients, others = differentiate(values, arguments)
     else:
         import tensorflow as tf

@@ -95,7 +95,9 @@ def test_separators_in_a_split_s_name(folder):
 
 def test_refusals_come_before_the_model_is_loaded(folder, monkeypatch):
     monkeypatch.setattr(model_dir, "load_seq2seq", lambda *args: pytest.fail("loaded"))
-    with pytest.raises(UserError, match="^This task has no split 'dev'. Write one of: test, wmt13/a:b, empty"):
+    with pytest.raises(
+        UserError, match="^This task has no split 'dev'. Write one of: test, wmt13/a:b, empty"
+    ):
         evaluation.evaluate(folder, TASK, "dev")
     with pytest.raises(UserError, match="^The split empty has no examples"):
         evaluation.evaluate(folder, TASK, "empty")

@@ -9,9 +9,9 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
 
 SOURCES = [
-    "the cat sees the dog today",
-    "the bird hears the horse today",
-    "today",
+    "the cat sees the dog",
+    "the bird hears the horse",
+    "the cat",
     "the dog the dog the dog the dog the dog the dog the dog the dog the dog the dog",
 ]
 
@@ -20,7 +20,7 @@ def test_load_and_call(translator):
     outputs = translator(SOURCES)
     assert [type(text) for text in outputs] == [str] * len(SOURCES)
     # 30 steps are enough to write like the corpus, and no more.
-    assert outputs[0].startswith("le ") and outputs[0].endswith(" aujourd'hui")
+    assert outputs[0].startswith("le ") and outputs[0].count(" ") == 4
     assert outputs == [hypotheses[0][0] for hypotheses in translator.decode(SOURCES)]
 
 
@@ -31,7 +31,7 @@ def test_no_text(translator):
 
 
 def test_order_and_company_do_not_matter(translator):
-    words = "the cat sees a dog and hears horse today".split()
+    words = "the cat sees a dog and hears horse".split()
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(words, size)) for size in random.integers(1, 9, 40)]
     together = translator.decode(texts)
@@ -43,21 +43,21 @@ def test_order_and_company_do_not_matter(translator):
 
 def test_blank_texts_have_blank_answers(translator):
     blank = ["", "  ", "\t", "\n", "<n>", " <n> ", "\u00a0", "\u2028\u3000"]
-    filled = ["today", "\u200b", ".", "<"]
+    filled = ["the cat", "\u200b", ".", "<"]
     results = translator.decode([*blank, *filled])
     assert results[: len(blank)] == [[("", 0.0, 0.0)]] * len(blank)
     assert all(score < 0 for ((_, score, _),) in results[len(blank) :])
 
 
 def test_newline_in_files_is_newline(translator):
-    assert translator.decode(["today<n>today"]) == translator.decode(["today\ntoday"])
-    assert translator.decode(["today<n>today"]) != translator.decode(["today today"])
+    assert translator.decode(["cat<n>cat"]) == translator.decode(["cat\ncat"])
+    assert translator.decode(["cat<n>cat"]) != translator.decode(["cat cat"])
 
 
 def test_long_sources_are_cut(translator):
-    # 24 subwords, the end of sentence being one.
+    # 32 subwords, the end of sentence being one.
     long = "the dog sees " * 20
-    ids = translator.tokenizer.tokenize([long])[0, :23]
+    ids = translator.tokenizer.tokenize([long])[0, :31]
     cut = translator.tokenizer.detokenize(ids[None]).numpy()[0].decode()
     assert translator.decode([long]) == translator.decode([cut])
 
@@ -76,12 +76,12 @@ def test_n_best(trained):
 
 
 def test_score_is_the_sum_of_log_probabilities(translator):
-    targets = ["le chat voit le chien aujourd'hui", "aujourd'hui", "", "x"]
+    targets = ["le chat voit le chien", "le chien", "", "x"]
     scores = translator.score(SOURCES, targets)
     assert scores.dtype == np.float32
     for source, target, score in zip(SOURCES, targets, scores, strict=True):
-        source_ids = translator.tokenizer.encode([source], 24).numpy()
-        target_ids = translator.tokenizer.encode([target], 24).numpy()
+        source_ids = translator.tokenizer.encode([source], 32).numpy()
+        target_ids = translator.tokenizer.encode([target], 32).numpy()
         logits = translator.seq2seq(
             {
                 "encoder_token_ids": source_ids,

@@ -80,6 +80,16 @@ def test_first_update(name, direction):
     np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adafactor"])
+def test_variables_have_the_same_names_in_every_run(name):
+    paths = []
+    for _ in range(2):
+        optimizer = build_optimizer(TrainingConfig(optimizer=name))
+        optimizer.build([keras.Variable(START, name="weight")])
+        paths.append([variable.path for variable in optimizer.variables])
+    assert paths[0] == paths[1] and f"{name}/iteration" in paths[0]
+
+
 def test_adam_has_the_field_s_settings():
     adam = build_optimizer(TrainingConfig())
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.9, 0.998, 1e-9)

@@ -99,6 +99,10 @@ class Translator:
             )
         return scores
 
+    def count_tokens(self, targets):
+        """Numbers of tokens that `score` sums over, end-of-sentence included: int64 [B]."""
+        return np.asarray(self._rows(targets, self.max_target_length).lengths)
+
     def _rows(self, texts, max_length):
         ragged = add_eos(self.tokenizer.tokenize(np.array(texts, dtype=object)), max_length)
         return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy())

@@ -59,7 +59,7 @@ def cross_entropy(hidden_MxD, table_VxD, targets_M, label_smoothing=0.0):
     confidence = 1.0 - label_smoothing
 
     def loss_and_gradient(hidden, table):
-        logits = ops.cast(ops.matmul(hidden, ops.transpose(table)), "float32")
+        logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
         highest = ops.max(logits, axis=-1, keepdims=True)
         target_logits = ops.take_along_axis(logits, targets_M[:, None], axis=-1)
         exponentials = ops.exp(logits - highest)
@@ -75,10 +75,13 @@ def cross_entropy(hidden_MxD, table_VxD, targets_M, label_smoothing=0.0):
             by_row = (args[0] if upstream is None else upstream)[0][:, None]
             # In float32 down to the difference of the two distributions: the sums of each alone
             # over a batch are much larger than that difference, and bfloat16 would lose it.
-            expected = confidence * ops.one_hot(targets_M, vocabulary_size, dtype="float32")
-            expected += label_smoothing / vocabulary_size
-            by_logit = exponentials * (by_row / normalizer) - expected * by_row
-            by_logit = ops.cast(by_logit, hidden.dtype)
+            by_logit = exponentials * (by_row / normalizer)
+            by_target = by_row * (ops.exp(target_logits - highest) / normalizer - confidence)
+            if label_smoothing:
+                evenly = by_row * (label_smoothing / vocabulary_size)
+                by_logit, by_target = by_logit - evenly, by_target - evenly
+            is_target = ops.arange(vocabulary_size, dtype=targets_M.dtype) == targets_M[:, None]
+            by_logit = ops.cast(ops.where(is_target, by_target, by_logit), hidden.dtype)
             return ops.matmul(by_logit, table), ops.matmul(ops.transpose(by_logit), hidden)
 
         return ops.stack([loss[:, 0], correct[:, 0]]), gradient

@@ -50,10 +50,13 @@ def build_optimizer(training):
     schedule = WarmupSchedule(
         training.schedule, training.learning_rate, training.warmup_steps, training.train_steps
     )
-    if training.optimizer == "adam":
-        return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9)
-    if training.optimizer == "adafactor":
+    # Its variables are found in a checkpoint by this name. Keras would number the optimizers of a
+    # process.
+    name = training.optimizer
+    if name == "adam":
+        return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9, name=name)
+    if name == "adafactor":
         return keras.optimizers.Adafactor(
-            schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False
+            schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False, name=name
         )
-    return keras.optimizers.SGD(schedule)
+    return keras.optimizers.SGD(schedule, name=name)

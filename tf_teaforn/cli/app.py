@@ -5,6 +5,7 @@ import functools
 import importlib
 import logging
 import os
+import re
 import sys
 import textwrap
 
@@ -157,7 +158,8 @@ def run(define_flags, main, description):
     """
     quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("absl").setLevel(logging.WARNING)
+    for name in ("absl", "tensorflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         values = flags.FlagValues()
         define_flags(values)
@@ -167,6 +169,8 @@ def run(define_flags, main, description):
             _check_command_line(values)
             main(values)
         sys.stdout.flush()
+    except flags.IllegalFlagValueError as error:
+        _fail(_value_error(values, str(error)))
     except (UserError, flags.Error) as error:
         _fail(error)
     except BrokenPipeError:
@@ -189,6 +193,13 @@ def _check_command_line(values):
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         raise UserError(f"KERAS_BACKEND={backend}: the commands run on tensorflow. Unset it.")
+
+
+def _value_error(values, message):
+    """Says in the user's words what absl could not read."""
+    name, value = re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL).groups()
+    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    return f"--{name}={value}: write {kinds[values[name].flag_type()]}."
 
 
 def _fail(message):

@@ -42,17 +42,17 @@ def define_flags(values):
     define(integer, "seed", 0, "Seed of sampling.")
 
 
-def read_lines(path):
+def read_lines(path, flag="input"):
     r"""Lines of a file or, for "-", of standard input.
 
-    As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
+    `flag` is what names it in errors. As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
     in front are dropped.
     """
     name = "standard input" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"--input={path}: {error.strerror or error}.") from error
+        raise UserError(f"--{flag}={path}: {error.strerror or error}.") from error
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()

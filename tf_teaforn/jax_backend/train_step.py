@@ -44,6 +44,9 @@ class TrainStep:
             )
             loss = objective.discounted_sum(sums.stages, self.discount)
             loss = loss / jax.numpy.maximum(sums.tokens, 1.0)
+            loss, _ = self._stateless(
+                lambda: self.optimizer.scale_loss(loss), self.optimizer.variables, optimizer
+            )
             return loss, (sums, values[len(trainable) :])
 
         gradients, (sums, non_trainable) = jax.grad(loss_function, has_aux=True)(trainable)

@@ -20,10 +20,10 @@ class ServingModule(tf.Module):
         serving_default: `inputs` string [B] -> `outputs` string, `scores` float32; [B], or with
             n_best > 1 [B, n_best]. A score is the natural-log sum over the output's tokens,
             end-of-sentence included.
-        token_ids: `inputs` int32 [B, S] ended in end-of-sentence, 0-padded -> `outputs` int32,
-            `scores`.
-        score (the only one with mode="score", as serving_default): `inputs`, `targets` string [B]
-            -> `scores` float32 [B].
+        token_ids: `inputs` int32 [B, S] ended in end-of-sentence, 0-padded -> `outputs` int32
+            [B, T] or [B, n_best, T], `scores`.
+        With mode="score" serving_default alone: `inputs`, `targets` string [B] -> `scores`
+            float32 [B].
 
     Args:
         seq2seq: the model; nothing else of training is exported.
@@ -46,8 +46,19 @@ class ServingModule(tf.Module):
         inputs = {"encoder_token_ids": source_ids}
         return decoding.search(self._seq2seq.value, inputs, self._config)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="inputs")])
-    def predict(self, inputs):
+    def signatures(self, mode):
+        """{name: `tf.function`} of a mode; a SavedModel holds no other functions."""
+        texts = tf.TensorSpec([None], tf.string, name="inputs")
+        ids = tf.TensorSpec([None, None], tf.int32, name="inputs")
+        targets = tf.TensorSpec([None], tf.string, name="targets")
+        if mode == "score":
+            return {"serving_default": tf.function(self._score, input_signature=[texts, targets])}
+        return {
+            "serving_default": tf.function(self._predict, input_signature=[texts]),
+            "token_ids": tf.function(self._predict_ids, input_signature=[ids]),
+        }
+
+    def _predict(self, inputs):
         found = self._search(self.tokenizer.encode(inputs, self._max_source_length))
         shape = tf.shape(found.token_ids)
         ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
@@ -57,18 +68,11 @@ class ServingModule(tf.Module):
         outputs = tf.where(blank, "", outputs)
         return self._ranked(outputs, tf.where(blank, 0.0, found.scores))
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, name="inputs")])
-    def predict_ids(self, inputs):
+    def _predict_ids(self, inputs):
         found = self._search(inputs)
         return self._ranked(found.token_ids, found.scores)
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None], tf.string, name="inputs"),
-            tf.TensorSpec([None], tf.string, name="targets"),
-        ]
-    )
-    def score(self, inputs, targets):
+    def _score(self, inputs, targets):
         source_ids = self.tokenizer.encode(inputs, self._max_source_length)
         target_ids = self.tokenizer.encode(targets, self._max_target_length)
         inputs = {"encoder_token_ids": source_ids}
@@ -90,7 +94,7 @@ class _Untracked:
 MODES = ("predict", "score")
 
 
-def write_saved_model(module, export_dir, details, mode="predict"):
+def write_saved_model(module, export_dir, details, mode):
     """Saves a `ServingModule` as `<export_dir>/<version>`, whole or not at all.
 
     Args:
@@ -102,17 +106,13 @@ def write_saved_model(module, export_dir, details, mode="predict"):
     Returns:
         The new folder. The version is the time in seconds, raised where it exists.
     """
-    if mode == "score":
-        signatures = {"serving_default": module.score}
-    else:
-        signatures = {"serving_default": module.predict, "token_ids": module.predict_ids}
     export_dir = epath.Path(export_dir)
     export_dir.mkdir(parents=True, exist_ok=True)
     versions = [int(path.name) for path in export_dir.iterdir() if path.name.isdigit()]
     version = max([int(time.time()), *(number + 1 for number in versions)])
     temporary = export_dir / f"{version}.tmp"
     try:
-        tf.saved_model.save(module, str(temporary), signatures=signatures)
+        tf.saved_model.save(module, str(temporary), signatures=module.signatures(mode))
         extra = temporary / "assets.extra"
         extra.mkdir()
         (extra / "decode.json").write_text(json.dumps(details, indent=2) + "\n")

@@ -50,6 +50,10 @@ class StepRunner:
         self.strategy = strategy
         self.model = model
         self._steps = {}
+        if not model.optimizer.built:
+            # A traced step cannot create variables.
+            with strategy.scope():
+                model.optimizer.build(model.trainable_variables)
 
     def distribute(self, dataset):
         """Splits every batch over the replicas. Rows must be a multiple of their number."""

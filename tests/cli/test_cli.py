@@ -1,0 +1,680 @@
+"""The commands as a user runs them: what they write, say and refuse."""
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import safetensors.numpy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import tf_teaforn
+from tf_teaforn import checkpoint
+from tf_teaforn.cli import app, stderr
+from tf_teaforn.config import RunConfig, settings
+from tf_teaforn.data.tokenizer import Tokenizer
+from tf_teaforn.errors import UserError
+from tf_teaforn.model_dir import read_config
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("train", "evaluate", "decode", "export", "build_vocab")
+
+
+def run_code(code, stdout=None, **environment):
+    """Runs Python code that imports this checkout; returns the `CompletedProcess`."""
+    clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**clean, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+@pytest.fixture
+def refused(call_command, capsys):
+    """Checks that a command ends with code 2 and one line; returns that line."""
+
+    def refuse(name, *flags):
+        assert call_command(name, *flags) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"{name}: ") and captured.err.count("\n") == 1
+        return captured.err.removeprefix(f"{name}: ").removesuffix("\n")
+
+    return refuse
+
+
+class TestTrain:
+    def test_files(self, trained):
+        names = {path.name for path in trained.model_dir.iterdir()}
+        assert names == {
+            "best",
+            "cache",
+            "checkpoints",
+            "command.txt",
+            "config.json",
+            "metrics.jsonl",
+            "tensorboard",
+            "vocab.model",
+        }
+        assert checkpoint.steps(trained.model_dir) == [10, 20, 30]
+        assert not list(trained.model_dir.rglob("*.tmp"))
+
+    def test_config_and_command(self, trained):
+        config = read_config(trained.model_dir)
+        assert config.task == "text"
+        assert config.model.model == "transformer_tiny" and config.training.train_steps == 30
+        # The task's default where no flag is given.
+        assert config.teaforn.discount == 0.5
+        (command,) = (trained.model_dir / "command.txt").read_text().splitlines()
+        expected = [*trained.flags, f"--model_dir={trained.model_dir}"]
+        assert shlex.split(command) == [str(ROOT / "bin" / "train"), *expected]
+        assert Tokenizer.load(trained.model_dir / "vocab.model").vocabulary_size == 280
+
+    def test_what_it_says(self, trained):
+        best = json.loads((trained.model_dir / "best" / "state.json").read_text())
+        lines = trained.stdout.splitlines()
+        assert [line.split(":")[0] for line in lines if line.startswith("step")] == [
+            "step 10",
+            "step 20",
+            "step 30",
+        ]
+        assert f"greedy: {best['metrics']['bleu']:.2f} at step {best['step']}." in lines[-1]
+        assert best["metrics"]["bleu"] > 1
+        # The bar, one line from logging, and nothing of TensorFlow's.
+        texts = [line for line in re.split(r"[\r\n]+", trained.stderr) if line.strip()]
+        assert [line for line in texts if "step" not in line] == [
+            "Training a vocabulary of 280 subwords"
+        ]
+
+    def test_records(self, trained):
+        text = (trained.model_dir / "metrics.jsonl").read_text()
+        records = [json.loads(line) for line in text.splitlines()]
+        steps = {
+            kind: [record["step"] for record in records if record["kind"] == kind]
+            for kind in ("train", "validation")
+        }
+        assert steps == {"train": [5, 10, 15, 20, 25, 30], "validation": [10, 20, 30]}
+        losses = [r["loss"] for r in records if r["kind"] == "train"]
+        assert losses[-1] < losses[0] / 2
+        for record in records:
+            assert record["loss"] == pytest.approx(record["loss_0"] + 0.5 * record["loss_1"])
+        events = EventAccumulator(str(trained.model_dir / "tensorboard"))
+        events.Reload()
+        tags = set(events.Tags()["tensors"])
+        assert {"loss", "loss_1", "accuracy", "learning_rate", "validation/bleu"} <= tags
+
+    def test_again(self, trained, call_command, capsys, tmp_path):
+        """The same command, on a finished run and on one that was stopped after step 10."""
+        model_dir = tmp_path / "model"
+        shutil.copytree(trained.model_dir, model_dir)
+        assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
+        assert capsys.readouterr().out.splitlines() == [
+            trained.stdout.splitlines()[-1].replace(str(trained.model_dir), str(model_dir))
+        ]
+        assert len((model_dir / "command.txt").read_text().splitlines()) == 2
+
+        for step in (20, 30):
+            shutil.rmtree(model_dir / "checkpoints" / str(step))
+        shutil.rmtree(model_dir / "best")
+        assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+            for step in (20, 30):
+                file = f"checkpoints/{step}/{name}"
+                assert (model_dir / file).read_bytes() == (trained.model_dir / file).read_bytes()
+        for file in ("best/model.safetensors", "metrics.jsonl", "config.json"):
+            assert (model_dir / file).read_bytes() == (trained.model_dir / file).read_bytes()
+
+    def test_other_settings_are_refused(self, trained, refused, tmp_path):
+        line = refused(
+            "train",
+            *trained.flags,
+            f"--model_dir={trained.model_dir}",
+            "--n=3",
+            "--metric=rouge",
+            "--seed=5",
+            "--keep=7",
+        )
+        assert line == (
+            f"--model_dir={trained.model_dir} holds a run with other settings: "
+            "--metric: None there, rouge here; --n: 2 there, 3 here; --seed: 1 there, 5 here. "
+            "Take them up, or another --model_dir."
+        )
+
+    def test_patience_stops_and_the_best_is_exported(self, unshared):
+        assert checkpoint.steps(unshared.model_dir) == [1, 2]
+        best = checkpoint.resolve(unshared.model_dir, "best")
+        assert best.steps == (1,)
+        (version,) = (unshared.model_dir / "export").iterdir()
+        details = json.loads((version / "assets.extra" / "decode.json").read_text())
+        assert details["checkpoint"] == "best" and details["steps"] == [1]
+
+    def test_relative_paths_are_kept_absolute(self, unshared, corpus):
+        options = read_config(unshared.model_dir).task_options
+        assert options == {
+            "train_files": f"{corpus}/train.en.gz,{corpus}/train.fr",
+            "valid_files": f"{corpus}/valid.en.gz,{corpus}/valid.fr",
+            "test_files": f"{corpus}/test.en.gz,{corpus}/test.fr",
+            "metric": "rouge",
+        }
+
+    def test_two_files_give_the_same_data_as_one(self, unshared, trained):
+        vocabularies = [run.model_dir / "vocab.model" for run in (unshared, trained)]
+        assert vocabularies[0].read_bytes() == vocabularies[1].read_bytes()
+
+    def test_weights_of_the_shared_and_the_unshared_run(self, trained, unshared):
+        shapes = [
+            {
+                name: value.shape
+                for name, value in safetensors.numpy.load_file(
+                    run.model_dir / "best" / "model.safetensors"
+                ).items()
+            }
+            for run in (trained, unshared)
+        ]
+        clones = {name for name in shapes[1] if name not in shapes[0]}
+        assert {name: shapes[1][name] for name in shapes[0]} == shapes[0]
+        assert clones and all("decoder_1" in name or "decoder_2" in name for name in clones)
+
+
+class TestTrainRefusals:
+    """All of these before anything is written."""
+
+    @pytest.fixture
+    def refused(self, refused, corpus, tmp_path):
+        flags = {
+            "--task": "text",
+            "--train_files": f"{corpus}/train.tsv",
+            "--valid_files": f"{corpus}/valid.tsv",
+            "--model_dir": str(tmp_path / "model"),
+        }
+
+        def refuse(*changes):
+            given = flags | dict(change.split("=", 1) for change in changes)
+            line = refused("train", *(f"{name}={value}" for name, value in given.items() if value))
+            assert not (tmp_path / "model").exists()
+            return line
+
+        return refuse
+
+    @pytest.mark.parametrize(
+        ("flag", "message"),
+        [
+            ("--task=txet", r"Unknown task 'txet'. Did you mean text\? Write --task= one of: .*"),
+            ("--task=", r"--task is missing\. What to train on\. One of:"),
+            ("--model_dir=", r"--model_dir is missing\. Folder for everything the run writes\."),
+            ("--model=transformer_tinny", r"Unknown --model=.*Did you mean transformer_tiny\?.*"),
+            ("--discont=0.5", r"Unknown command line flag 'discont'. Did you mean: discount \?"),
+            ("--n=two", r"--n=two: write a whole number\."),
+            ("--discount=.", r"--discount=\.: write a number\."),
+            ("--n=0", r"--n=0: the number of decoders is a whole number from 1\."),
+            ("--discount=1.5", r"--discount=1\.5: write a number from 0 to 1\."),
+            ("--discount=nan", r"--discount=nan: write a number from 0 to 1\."),
+            ("--stage_input=top-k", r"--stage_input=top-k: write one of hidden, top_k\."),
+            ("--top_k=4", r"--top_k=4 has no effect: add --stage_input=top_k or drop it\."),
+            ("--word_drop=1", r"--word_drop=1\.0: write a number from 0, below 1\."),
+            ("--label_smoothing=1", r"--label_smoothing=1\.0: write a number from 0, below 1\."),
+            ("--optimizer=Adam", r"--optimizer=Adam: write one of adam, adafactor, sgd\."),
+            ("--eval_every=0", r"--eval_every=0: write 1 or more\."),
+            ("--shared=perhaps", r"--shared=perhaps: write true or false\."),
+            ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, tpu\."),
+            ("--metric=chrf", r"Unknown --metric=chrf\. Write one of: bleu, rouge\."),
+            ("--train_files=", r"There are no files for split 'train'\. Give --train_files=.*"),
+            ("--valid_files=", r"There are no files for split 'validation'\. Give --valid_.*"),
+            ("--train_files=/no.tsv", r"/no\.tsv: no such file\. Check --train_files\."),
+            ("--valid_files=/no.tsv", r"/no\.tsv: no such file\. Check --valid_files\."),
+            ("--test_files=/no.tsv", r"/no\.tsv: no such file\. Check --test_files\."),
+            ("--train_files=a,b,c", r"--train_files=\S+ is neither one file nor two\..*"),
+            ("--vocab=/no.model", r"/no\.model: cannot read the vocabulary: No such file.*"),
+            ("--data_dir=/data", r"--data_dir is for tasks that read TFDS; .*"),
+            ("--module_import=no_such", r"--module_import=no_such: No module named 'no_such'\."),
+        ],
+    )
+    def test_mistakes(self, refused, flag, message):
+        assert re.fullmatch(message, refused(flag))
+
+    def test_top_k_beyond_the_vocabulary(self, refused):
+        line = refused("--stage_input=top_k", "--top_k=500", "--vocab_size=280")
+        assert line.startswith("--top_k=500: ") and line.endswith("vocabulary size, 280.")
+
+    def test_files_of_another_task(self, refused):
+        line = refused("--task=demo_enfr")
+        assert line == "--train_files belongs to --task=text, not to demo_enfr."
+
+    def test_malformed_validation_file(self, refused, tmp_path):
+        (tmp_path / "valid.tsv").write_text("a\tb\nc d\n")
+        line = refused(f"--valid_files={tmp_path}/valid.tsv")
+        assert line.startswith(f"{tmp_path}/valid.tsv:2: 0 tabs.")
+
+    def test_wrong_vocabulary(self, refused, trained, corpus):
+        line = refused(f"--vocab={corpus}/train.fr")
+        assert line.startswith(f"{corpus}/train.fr: not a SentencePiece model")
+        ready = trained.model_dir / "vocab.model"
+        assert refused(f"--vocab={ready}", "--vocab_size=300") == (
+            f"--vocab_size=300, but {ready} has 280 subwords. Leave out one of the two."
+        )
+
+    def test_words_that_are_no_flags(self, call_command, capsys):
+        assert call_command("train", "text", "--n=1") == 2
+        expected = "train: What is 'text'? Flags are written --name=value.\n"
+        assert capsys.readouterr().err == expected
+
+    def test_another_backend(self, refused, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        assert refused() == "KERAS_BACKEND=jax: the commands run on tensorflow. Unset it."
+
+    def test_a_model_dir_that_cannot_be_made(self, call_command, capsys, trained, corpus):
+        model_dir = corpus / "train.tsv" / "model"
+        assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 2
+        assert capsys.readouterr().err.endswith(f"{model_dir}: Not a directory.\n")
+
+    def test_a_vocabulary_of_another_run(self, call_command, capsys, trained, tmp_path, corpus):
+        vocabulary = tmp_path / "v.model"
+        flags = ["--task=text", f"--train_files={corpus}/test.tsv", "--vocab_size=282"]
+        assert call_command("build_vocab", *flags, f"--output={vocabulary}") == 0
+        assert capsys.readouterr().out == f"Wrote {vocabulary}\n"
+        flags = [f"--model_dir={trained.model_dir}", f"--vocab={vocabulary}"]
+        assert call_command("train", *trained.flags, *flags) == 2
+        assert "differs from" in capsys.readouterr().err
+
+
+class TestBuildVocab:
+    def test_task_default(self, call_command, corpus, tmp_path, monkeypatch):
+        sizes = []
+        monkeypatch.setattr(
+            "tf_teaforn.training.build_vocabulary", lambda source, size, path: sizes.append(size)
+        )
+        flags = ["--task=text", f"--train_files={corpus}/train.tsv", "--output=x"]
+        assert call_command("build_vocab", *flags) == 0
+        assert sizes == [8000]
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--task=text"], "--output is missing. The .model file to write."),
+            (["--task=text", "--output=x"], "There are no files for split 'train'."),
+            (["--output=x"], "--task is missing."),
+            (["--task=text", "--output=x", "--vocab_size=0"], "--vocab_size=0: write 1 or more."),
+        ],
+    )
+    def test_mistakes(self, refused, flags, message):
+        assert refused("build_vocab", *flags).startswith(message)
+
+    def test_vocabulary_larger_than_the_text_allows(self, refused, corpus, tmp_path):
+        flags = ["--task=text", f"--train_files={corpus}/train.tsv", f"--output={tmp_path}/v"]
+        line = refused("build_vocab", *flags, "--vocab_size=5000")
+        assert line.startswith("--vocab_size=5000 is too large for this text: the highest possible")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestEvaluate:
+    @pytest.fixture(scope="class")
+    def evaluated(self, unshared, run_command, tmp_path_factory):
+        """bin/evaluate from another folder than that which the paths were relative to."""
+        return run_command(
+            "evaluate",
+            f"--model_dir={unshared.model_dir}",
+            "--beam_size=1,4",
+            cwd=tmp_path_factory.mktemp("elsewhere"),
+        )
+
+    def test_from_another_folder(self, evaluated, unshared):
+        assert evaluated.returncode == 0, evaluated.stderr.decode()
+        names = sorted(path.name for path in (unshared.model_dir / "eval").iterdir())
+        assert names == [
+            f"test-best-beam{beam}-alpha0.6.{kind}" for beam in (1, 4) for kind in ("json", "txt")
+        ]
+        lines = evaluated.stdout.decode().splitlines()
+        assert lines[0].startswith("test · checkpoint best · beam 1 · alpha 0.6 · 28 examples · ")
+        rouge = [line.split()[0] for line in lines[1:5]]
+        assert rouge == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+        assert lines[9].startswith("test · checkpoint best · beam 4 ")
+        assert evaluated.stderr == b""
+
+    def test_checkpoints(self, trained, call_command, corpus):
+        folder = trained.model_dir / "eval"
+        references = (corpus / "valid.fr").read_text().splitlines()
+        for spec, name in (("latest", "30"), ("20", "20"), ("average:2", "average-2-30")):
+            flags = [f"--model_dir={trained.model_dir}", f"--checkpoint={spec}"]
+            flags += ["--split=validation", "--beam_size=1", "--beam_alpha=1"]
+            assert call_command("evaluate", *flags) == 0
+            result = json.loads((folder / f"validation-{name}-beam1-alpha1.0.json").read_text())
+            assert result["checkpoint"] == name and result["examples"] == 20
+            text = (folder / f"validation-{name}-beam1-alpha1.0.txt").read_text()
+            hypotheses = text.removesuffix("\n").split("\n")
+            bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
+            assert result["metrics"] == {"bleu": pytest.approx(bleu)}
+        # Training validated on the same sentences, greedily too.
+        state = json.loads((trained.model_dir / "metrics.jsonl").read_text().splitlines()[-1])
+        latest = json.loads((folder / "validation-30-beam1-alpha1.0.json").read_text())
+        assert latest["metrics"]["bleu"] == pytest.approx(state["bleu"])
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ([], "--model_dir is missing. Folder of a trained model."),
+            (["--model_dir={tmp}/none"], "--model_dir={tmp}/none: there is no such folder."),
+            (["--model_dir={tmp}"], "--model_dir={tmp} has no config.json: bin/train did not .*"),
+            (["--split=tset"], "A text task has no split 'tset'. Write one of: train, valid.*"),
+            (["--checkpoint=25"], ".* does not have it; steps saved: 10, 20, 30"),
+            (["--checkpoint=newest"], "--checkpoint=newest is not best, latest, .*"),
+            (["--checkpoint=average:9"], ".* does not have 9 checkpoints; steps saved: .*"),
+            (["--beam_size=1,x"], "--beam_size=1,x: write whole numbers, e.g. 1,4."),
+            (["--beam_size=0"], "--beam_size=0: write 1 or more."),
+            (["--test_files={tmp}/no"], "{tmp}/no: no such file. Check --test_files."),
+            (["--data_dir=/data"], "--data_dir is for tasks that read TFDS; .*"),
+        ],
+    )
+    def test_mistakes(self, refused, trained, tmp_path, flags, message):
+        flags = [flag.format(tmp=tmp_path) for flag in flags]
+        if flags and not flags[0].startswith("--model_dir"):
+            flags.append(f"--model_dir={trained.model_dir}")
+        assert re.fullmatch(message.format(tmp=tmp_path), refused("evaluate", *flags))
+
+    def test_model_dir_of_another_kind(self, refused, tmp_path):
+        (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+        line = refused("evaluate", f"--model_dir={tmp_path}")
+        assert line.startswith(f"{tmp_path}/config.json is not a configuration of tf_teaforn")
+
+    def test_vocabulary_is_missing(self, refused, trained, tmp_path):
+        shutil.copy(trained.model_dir / "config.json", tmp_path)
+        line = refused("evaluate", f"--model_dir={tmp_path}")
+        assert line.startswith(f"{tmp_path}/vocab.model: cannot read the vocabulary")
+
+
+class TestDecode:
+    SOURCES = (
+        "the cat sees the dog",
+        "",
+        "the bird\u2028hears\x0c the\x85horse",
+        "   ",
+        "the horse<n>likes the cat",
+        "the dog hears the cat\r",
+    )
+
+    def test_standard_input_to_standard_output(self, trained, translator, run_command):
+        text = "\n".join(self.SOURCES) + "\n"
+        done = run_command("decode", f"--model_dir={trained.model_dir}", input=text.encode())
+        assert done.returncode == 0 and done.stderr == b""
+        lines = done.stdout.decode().removesuffix("\n").split("\n")
+        texts = [source.replace("<n>", "\n").removesuffix("\r") for source in self.SOURCES]
+        assert lines == [answer.replace("\n", "<n>") for answer in translator(texts)]
+        assert [not line for line in lines] == [False, True, False, True, False, False]
+
+    def test_files_n_best_and_scores(self, trained, call_command, tmp_path):
+        (tmp_path / "in").write_bytes(b"\xef\xbb\xbf" + "\n".join(self.SOURCES).encode())
+        flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in"]
+        flags += [f"--output={tmp_path}/out", "--checkpoint=30", "--beam_size=3", "--n_best=2"]
+        assert call_command("decode", *flags, "--scores", "--beam_alpha=1") == 0
+        lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
+        expected = tf_teaforn.load(trained.model_dir, "30", beam_size=3, n_best=2, alpha=1.0)
+        texts = [source.removesuffix("\r") for source in self.SOURCES]
+        assert lines == [
+            f"{index} ||| {text} ||| {score:.6f} {penalized:.6f}"
+            for index, hypotheses in enumerate(expected.decode(texts))
+            for text, score, penalized in hypotheses
+        ]
+        assert lines[2] == lines[3] == "1 |||  ||| 0.000000 0.000000"
+
+    def test_newlines_in_answers(self, trained, call_command, capsys, monkeypatch):
+        translator = types.SimpleNamespace(
+            decode=lambda texts, progress: [[("a\nb", -1.0, -2.0)] for _ in texts]
+        )
+        monkeypatch.setattr("tf_teaforn.inference.load", lambda *args, **fields: translator)
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"x\ny")))
+        assert call_command("decode", f"--model_dir={trained.model_dir}", "--scores") == 0
+        assert capsys.readouterr().out == (
+            "0 ||| a<n>b ||| -1.000000 -2.000000\n1 ||| a<n>b ||| -1.000000 -2.000000\n"
+        )
+
+    def test_samples(self, trained, call_command, capsys, tmp_path):
+        (tmp_path / "in").write_text("the cat sees the dog\n")
+        flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in"]
+        flags += ["--temperature=1", "--n_best=3"]
+        outputs = []
+        for seed in (1, 2):
+            assert call_command("decode", *flags, f"--seed={seed}") == 0
+            outputs.append(capsys.readouterr().out)
+        assert outputs[0] != outputs[1]
+        assert len(set(outputs[0].splitlines())) == 3
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--input={tmp}/none"], "--input={tmp}/none: No such file or directory."),
+            (["--input={tmp}"], "--input={tmp}: Is a directory."),
+            (["--input={tmp}/latin1"], "{tmp}/latin1, line 2: byte 4 is not UTF-8. Convert .*"),
+            (["--output={tmp}/no/x"], "--output={tmp}/no/x: there is no such folder. Make .*"),
+            (["--model_dir="], "--model_dir=.*"),
+            (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),
+            (["--sample_top_k=4"], "--sample_top_k and --sample_top_p have no effect at .*"),
+            (["--temperature=1", "--beam_size=2"], "--temperature=1.0 samples, --beam_size=2 .*"),
+            (["--checkpoint=5"], ".* does not have it; steps saved: 10, 20, 30"),
+        ],
+    )
+    def test_mistakes(self, refused, trained, tmp_path, flags, message):
+        (tmp_path / "latin1").write_bytes("x\ncaf\xe9\n".encode("latin-1"))
+        (tmp_path / "good").write_text("x\n")
+        given = {"--model_dir": trained.model_dir, "--input": "{tmp}/good"}
+        given |= dict(flag.split("=", 1) for flag in flags)
+        flags = [f"{name}={value}".format(tmp=tmp_path) for name, value in given.items()]
+        assert re.fullmatch(message.format(tmp=tmp_path), refused("decode", *flags))
+
+    def test_model_dir_is_missing(self, refused):
+        assert refused("decode") == "--model_dir is missing. Folder of a trained model."
+
+
+class TestExport:
+    def test_says_nothing_but_where(self, exported):
+        assert exported[1].stderr == b""
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ([], "--export_dir is missing. Folder of all versions."),
+            (["--mode=serve"], "--mode=serve: write predict or score."),
+            (
+                ["--mode=score", "--beam_alpha=1"],
+                "--mode=score does not .*: leave out --beam_alpha.",
+            ),
+            (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: .*"),
+            (["--checkpoint=5"], ".* does not have it; steps saved: 10, 20, 30"),
+        ],
+    )
+    def test_mistakes(self, refused, trained, tmp_path, flags, message):
+        flags = [f"--model_dir={trained.model_dir}", *flags]
+        if len(flags) > 1:
+            flags.append(f"--export_dir={tmp_path}/export")
+        assert re.fullmatch(message, refused("export", *flags))
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestHelp:
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_help(self, name, run_command):
+        before = os.times().children_user
+        done = run_command(name, "--help")
+        assert done.returncode == 0 and done.stderr == b""
+        # Without TensorFlow, whose import takes several seconds.
+        assert os.times().children_user - before < 2
+        text = done.stdout.decode()
+        assert f"bin/{name} --" in text
+        flags = re.findall(r"^  --(\w+)\n {6}\S", text, re.M)
+        assert len(flags) == text.count("\n  --")
+
+    def test_every_setting_is_a_flag_of_train(self, call_command, capsys):
+        assert call_command("train", "-h") == 0
+        text = capsys.readouterr().out
+        assert {field.name for field in settings()} <= set(re.findall(r"^  --(\w+)$", text, re.M))
+        assert re.search(r"^ +demo_enfr: English-French phrases", text, re.M)
+        assert max(map(len, text.splitlines())) <= 100
+
+    def test_a_reader_that_has_gone(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = run_code(PRINT_A_LOT, stdout=writer)
+        os.close(writer)
+        assert done.returncode == 1 and done.stderr == b""
+
+
+PRINT_A_LOT = """
+from tf_teaforn.cli import app
+app.run(lambda values: None, lambda values: print("x" * 1_000_000), "")
+"""
+
+
+class TestTaskOfOnesOwn:
+    MODULE = """
+from tf_teaforn.data.sources import GeneratedSource
+from tf_teaforn.task import Task, register_task
+
+def pairs(split):
+    return [(f"{i}", f"{i}") for i in range(5)]
+
+register_task(Task("own", "", GeneratedSource(pairs, "1"), ("bleu",), "bleu", {"vocab_size": 9}))
+"""
+
+    def test_module_in_the_current_folder(self, tmp_path, monkeypatch):
+        (tmp_path / "own_task_module.py").write_text(self.MODULE)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("tf_teaforn.task._tasks", {})
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        task = app.load_task("own", {}, None, "own_task_module")
+        assert task.name == "own"
+
+    def test_evaluate_says_that_its_module_is_needed(self, refused, tmp_path):
+        (tmp_path / "config.json").write_text(RunConfig(task="own").to_json())
+        line = refused("evaluate", f"--model_dir={tmp_path}")
+        assert line == (
+            f"--model_dir={tmp_path} was trained on the task own, which does not come with "
+            "tf_teaforn. Name its Python module with --module_import."
+        )
+
+    def test_data_dir_of_the_run(self, tmp_path, monkeypatch):
+        config = RunConfig(task="gigaword", data_dir="/kept")
+        (tmp_path / "config.json").write_text(config.to_json())
+        values = types.SimpleNamespace(data_dir=None, module_import=None, model_dir=tmp_path)
+        monkeypatch.setattr(app, "required", lambda values, name: values.model_dir)
+        monkeypatch.setattr(app, "task_options", lambda values: {})
+        assert app.trained_task(values).source.data_dir == "/kept"
+        values.data_dir = "moved"
+        monkeypatch.chdir(tmp_path)
+        assert app.trained_task(values).source.data_dir == f"{tmp_path}/moved"
+
+
+class TestPaths:
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [
+            ("", ""),
+            ("a/../b", "{cwd}/b"),
+            ("/a", "/a"),
+            ("~/a", "{home}/a"),
+            ("gs://bucket/a", "gs://bucket/a"),
+        ],
+    )
+    def test_absolute(self, path, expected, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        home = os.path.expanduser("~")
+        assert app.absolute(path) == expected.format(cwd=tmp_path, home=home)
+
+
+class TestStandardError:
+    """What TensorFlow says when it starts is left out, and nothing else."""
+
+    NOISE = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795832401.392543   12813 port.cc:153] oneDNN custom operations are on.",
+        "I0000 00:00:1795832401.39   12 cudart_stub.cc:31] Could not find cuda drivers",
+        "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow",
+        "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
+        "error: Failed call to cuInit: UNKNOWN ERROR (303)",
+        "E0000 00:00:1795832411.13 12 util.cc:131] oneDNN supports DT_INT64 only on platforms with",
+        "normalizer.cc(51) LOG(INFO) precompiled_charsmap is empty. use identity normalization.",
+    )
+    NEWS = (
+        "",
+        "F0000 00:00:1795832401.392543   12813 a.cc:1] Check failed",
+        "W0000 00:00:1795832401.392543   12813 gpu_device.cc:2342] Cannot dlopen some libraries",
+        "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
+        "error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "I am a line of text",
+        "train: --task is missing.",
+    )
+
+    def test_is_noise(self):
+        assert all(stderr.is_noise(f"{line}\n".encode()) for line in self.NOISE)
+        assert not any(stderr.is_noise(f"{line}\n".encode()) for line in self.NEWS)
+
+    def run(self, last, **environment):
+        code = f"""
+import os, sys
+from tf_teaforn.cli.stderr import quiet_tensorflow
+quiet_tensorflow()
+print("from Python", file=sys.stderr, end="\\r")
+for line in {[*self.NOISE, *self.NEWS]!r}:
+    os.write(2, (line + "\\n").encode())
+os.write(2, b"no newline")
+{last}
+"""
+        return run_code(code, **environment)
+
+    @pytest.mark.parametrize(
+        ("last", "code"), [("sys.exit(3)", 3), ("os.abort()", -signal.SIGABRT)]
+    )
+    def test_news_are_shown_however_the_process_ends(self, last, code):
+        done = self.run(last)
+        assert done.returncode == code
+        expected = "from Python\r" + "\n".join([*self.NEWS, "no newline"])
+        assert done.stderr.decode() == expected
+
+    def test_whoever_sets_tensorflow_s_level_sees_all(self):
+        done = self.run("", TF_CPP_MIN_LOG_LEVEL="0")
+        expected = "from Python\r" + "\n".join([*self.NOISE, *self.NEWS, "no newline"])
+        assert done.stderr.decode() == expected
+
+
+class TestApp:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        """Runs a command that raises an exception; returns its exit code."""
+        monkeypatch.setattr(sys, "argv", ["command"])
+        monkeypatch.setattr(app, "quiet_tensorflow", lambda: None)
+
+        def run(error):
+            def main(values):
+                raise error
+
+            with pytest.raises(SystemExit) as end:
+                app.run(lambda values: None, main, "")
+            return end.value.code
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("error", "code", "line"),
+        [
+            (UserError("one\n  two"), 2, "command: one two"),
+            (PermissionError(13, "Permission denied", "/x"), 2, "command: /x: Permission denied."),
+            (KeyboardInterrupt(), 130, "Interrupted."),
+        ],
+    )
+    def test_one_line(self, run, capsys, error, code, line):
+        assert run(error) == code
+        assert capsys.readouterr() == ("", f"{line}\n")
+
+    @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("without a file")])
+    def test_mistakes_of_ours_keep_their_traceback(self, run, error):
+        with pytest.raises(type(error)) as raised:
+            run(error)
+        assert raised.value is error

@@ -1,0 +1,165 @@
+"""The core on JAX, in a process without TensorFlow: losses, gradients and training are the same."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tf_teaforn import TeaForN, testing
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="JAX is not installed"
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_K = {"stage_input": "top_k"}
+CASES = {
+    "1": {"n": 1},
+    "3-shared": {"n": 3},
+    "3-unshared": {"n": 3, "shared": False},
+    "2-top_1": {"n": 2, "top_k": 1, **TOP_K},
+    "2-top_5": {"n": 2, "top_k": 5, **TOP_K},
+    "2-top_v": {"n": 2, "top_k": testing.TINY_VOCABULARY_SIZE, **TOP_K},
+}
+TRAINED = ("1", "3-unshared")
+PACKED = ("3-shared",)
+
+
+def teaforn(case, seed=0):
+    return testing.randomize(TeaForN(testing.tiny_model(), discount=0.7, **CASES[case]), seed)
+
+
+def batch_of(case):
+    pairs = testing.random_pairs(8, 4, 5)
+    if case in PACKED:
+        return testing.packed_batch([pairs[:3], pairs[3:4], pairs[4:]])
+    return testing.padded_batch(pairs)
+
+
+def weights_of(model):
+    from keras import ops
+
+    return {weight.path: ops.convert_to_numpy(weight) for weight in model.weights}
+
+
+def train(model, optimizer, epochs=1):
+    inputs, targets, weights = testing.padded_batch(testing.random_pairs(8, 4, 5))
+    model.compile(optimizer=optimizer)
+    arguments = {"sample_weight": weights, "batch_size": 4, "verbose": 0}
+    history = model.fit(inputs, targets, shuffle=False, epochs=epochs, **arguments)
+    evaluated = model.evaluate(inputs, targets, return_dict=True, **arguments)
+    return {**history.history, "evaluated": evaluated}
+
+
+def run(folder, read_weights):
+    """Losses and gradients of all cases, and training of some; writes them into `folder`.
+
+    Args:
+        read_weights: whether start weights come from there or are written there.
+    """
+    import keras
+
+    from tests.gradients import loss_and_gradients
+
+    backend = keras.backend.backend()
+    for case in CASES:
+        model = teaforn(case, seed=1 if read_weights else 0)
+        if read_weights:
+            with np.load(f"{folder}/{case}-start.npz") as start:
+                for weight in model.weights:
+                    weight.assign(start[weight.path])
+        else:
+            np.savez(f"{folder}/{case}-start.npz", **weights_of(model))
+        losses, gradients = loss_and_gradients(model, *batch_of(case))
+        np.savez(f"{folder}/{case}-{backend}.npz", losses=losses, **gradients)
+        if case in TRAINED:
+            logs = train(model, keras.optimizers.SGD(0.3, momentum=0.5), epochs=2)
+            np.savez(f"{folder}/{case}-{backend}-trained.npz", **weights_of(model))
+            Path(f"{folder}/{case}-{backend}.json").write_text(json.dumps(logs))
+
+
+def run_on_jax(folder):
+    """What the process without TensorFlow does."""
+    for name in ("tensorflow", "tensorflow_text", "tensorflow_datasets"):
+        sys.modules[name] = None
+    import keras
+
+    assert keras.backend.backend() == "jax"
+    run(folder, read_weights=True)
+
+    # A model with all that draws random numbers learns, and is saved and loaded.
+    model = TeaForN(testing.tiny_model(dropout=0.1), n=2, word_drop=0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.03), initial_scale=8.0)
+    losses = train(model, scaled, epochs=8)["loss"]
+    assert losses[-1] < losses[0] - 0.2, losses
+    model.save(f"{folder}/jax.keras")
+    loaded = keras.saving.load_model(f"{folder}/jax.keras")
+    inputs, _, _ = batch_of("1")
+    for a, b in zip(loaded(inputs), model(inputs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    logits = keras.saving.load_model(f"{folder}/other.keras")(inputs)
+    np.savez(f"{folder}/other-on-jax.npz", *map(np.asarray, logits))
+    assert not [name for name, module in sys.modules.items() if module and "tensorflow" in name]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jax")
+    run(folder, read_weights=False)
+    teaforn("3-unshared").save(folder / "other.keras")
+    subprocess.run(
+        [sys.executable, "-m", "tests.test_jax", folder],
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        check=True,
+    )
+    return folder
+
+
+def read(results, name):
+    with np.load(results / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients(results, case):
+    expected, actual = read(results, f"{case}-tensorflow"), read(results, f"{case}-jax")
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(float(np.max(np.abs(value))), 1.0)
+        np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_training(results, case):
+    expected = read(results, f"{case}-tensorflow-trained")
+    actual = read(results, f"{case}-jax-trained")
+    start = read(results, f"{case}-start")
+    for path, value in expected.items():
+        np.testing.assert_allclose(actual[path], value, rtol=0, atol=1e-5, err_msg=path)
+        assert np.max(np.abs(value - start[path])) > 1e-4
+    logs, expected_logs = (
+        json.loads((results / f"{case}-{backend}.json").read_text())
+        for backend in ("jax", "tensorflow")
+    )
+    assert logs.keys() == expected_logs.keys()
+    for name, values in expected_logs.pop("evaluated").items():
+        assert logs["evaluated"][name] == pytest.approx(values, rel=1e-5), name
+    for name, values in expected_logs.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_saved_model_changes_backends(results):
+    inputs, _, _ = batch_of("1")
+    expected = teaforn("3-unshared")(inputs)
+    for actual, logits in zip(read(results, "other-on-jax").values(), expected, strict=True):
+        np.testing.assert_allclose(actual, logits, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    run_on_jax(sys.argv[1])

@@ -1,0 +1,600 @@
+"""TeaForN against NumPy, against plain training, and inside Keras."""
+
+import itertools
+import json
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.gradients import gradients_of, loss_and_gradients
+from tests.numpy_transformer import NumpyTransformer
+from tf_teaforn import TeaForN, testing
+from tf_teaforn.errors import UserError
+from tf_teaforn.models.seq2seq import Seq2Seq
+from tf_teaforn.models.transformer import TransformerDecoder
+
+VOCABULARY_SIZE = testing.TINY_VOCABULARY_SIZE
+WIDTH = testing.TINY_TRANSFORMER["hidden_dim"]
+PAIRS = testing.random_pairs(8, 4, 5)
+INPUTS, TARGETS, WEIGHTS = testing.padded_batch(PAIRS)
+LENGTHS = WEIGHTS.sum(axis=1)
+
+# k · D up to V gathers rows of the table, more scatters probabilities; V masks nothing.
+STAGE_INPUTS = {
+    "hidden": {},
+    "top_1": {"stage_input": "top_k", "top_k": 1},
+    "top_4": {"stage_input": "top_k", "top_k": 4},
+    "top_5_scattered": {"stage_input": "top_k", "top_k": 5},
+    "top_v": {"stage_input": "top_k", "top_k": VOCABULARY_SIZE},
+}
+
+
+def teaforn(model=None, **settings):
+    """Every weight is random, those of the clones too."""
+    model = model or {}
+    return testing.randomize(TeaForN(testing.tiny_model(**model), **settings))
+
+
+def values_of(model):
+    return {weight.path: ops.convert_to_numpy(weight) for weight in model.weights}
+
+
+def batch_sums(model, batch=(INPUTS, TARGETS, WEIGHTS)):
+    sums = model.loss_sums(*keras.tree.map_structure(ops.convert_to_tensor, batch))
+    return np.array([float(loss) for loss in sums.stages])
+
+
+def fit(model, optimizer="sgd", epochs=1, **compile_settings):
+    """Updates on four rows each, the same for every model; returns the history."""
+    model.compile(optimizer=optimizer, **compile_settings)
+    history = model.fit(
+        INPUTS,
+        TARGETS,
+        sample_weight=WEIGHTS,
+        batch_size=4,
+        shuffle=False,
+        epochs=epochs,
+        verbose=0,
+    )
+    return history.history
+
+
+def assert_same_weights(a, b, atol):
+    a, b = (dict(model) if isinstance(model, dict) else values_of(model) for model in (a, b))
+    assert a.keys() == b.keys()
+    for path in a:
+        np.testing.assert_allclose(a[path], b[path], rtol=0, atol=atol, err_msg=path)
+
+
+# --- The objective -----------------------------------------------------------------------------
+
+
+all_settings = pytest.mark.parametrize(
+    ("n", "shared", "stage_input"),
+    [(1, True, "hidden"), *itertools.product((2, 3), (True, False), STAGE_INPUTS)],
+)
+
+
+@all_settings
+def test_losses_and_gradients_are_those_of_the_numpy_transformer(n, shared, stage_input):
+    # Both norms, with and without biases, in the course of the cases.
+    settings = {"norm": "pre" if shared else "post", "attention_bias": not shared}
+    discount, label_smoothing = 0.6, 0.1
+    model = teaforn(
+        settings,
+        n=n,
+        shared=shared,
+        discount=discount,
+        label_smoothing=label_smoothing,
+        **STAGE_INPUTS[stage_input],
+    )
+    batch = testing.padded_batch(PAIRS[:3])
+    losses, gradients = loss_and_gradients(model, *batch)
+
+    weights = {path: value.astype("float64") for path, value in values_of(model).items()}
+
+    def reference(weights):
+        transformer = NumpyTransformer(weights, {**testing.TINY_TRANSFORMER, **settings})
+        return np.array(
+            transformer.losses(
+                *batch,
+                n=n,
+                shared=shared,
+                label_smoothing=label_smoothing,
+                **STAGE_INPUTS[stage_input],
+            )
+        )
+
+    np.testing.assert_allclose(losses, reference(weights), rtol=1e-5)
+    random = np.random.default_rng(0)
+    assert gradients.keys() == weights.keys()
+    for path, gradient in gradients.items():
+        direction = random.normal(size=gradient.shape)
+        if path.endswith("embeddings"):
+            assert not np.any(gradient[0])
+            direction[0] = 0.0
+        direction /= np.linalg.norm(direction)
+        above, below = (
+            reference({**weights, path: weights[path] + step * direction}) for step in (1e-5, -1e-5)
+        )
+        expected = np.sum((above - below) / 2e-5 * discount ** np.arange(n))
+        tolerance = 2e-4 * max(float(np.linalg.norm(gradient)), 0.1)
+        assert np.sum(gradient * direction) == pytest.approx(expected, abs=tolerance), path
+
+
+def plain_training(seq2seq, optimizer, epochs, label_smoothing):
+    """Teacher forcing by hand: one-hot targets, Keras' cross-entropy, the mean over tokens."""
+    cross_entropy = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=label_smoothing, reduction="none"
+    )
+    for start in [0, 4] * epochs:
+        rows = slice(start, start + 4)
+        inputs = {name: ids[rows] for name, ids in INPUTS.items()}
+
+        def loss(rows=rows, inputs=inputs):
+            one_hot = np.eye(VOCABULARY_SIZE, dtype="float32")[TARGETS[rows]]
+            losses = cross_entropy(one_hot, seq2seq(inputs, training=True))
+            return ops.sum(losses * WEIGHTS[rows]) / WEIGHTS[rows].sum(), ()
+
+        variables = seq2seq.trainable_variables
+        gradients, _, _ = gradients_of(loss, variables)
+        optimizer.apply([ops.convert_to_tensor(g) for g in gradients], variables)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.01, epsilon=1e-4)],
+    ids=["sgd", "adam"],
+)
+def test_one_stage_is_plain_cross_entropy_training(optimizer):
+    plain = testing.tiny_model()
+    before = values_of(plain)
+    config = optimizer.get_config()
+    plain_training(plain, type(optimizer).from_config(config), 3, label_smoothing=0.1)
+    model = teaforn(n=1, label_smoothing=0.1)
+    model.seq2seq.set_weights(list(before.values()))
+    fit(model, optimizer, epochs=3)
+    assert_same_weights(model, plain, atol=3e-6)
+    assert max(np.max(np.abs(v - before[p])) for p, v in values_of(plain).items()) > 0.04
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_discount_zero_is_one_stage(shared):
+    one, two = teaforn(n=1), teaforn(n=2, discount=0.0, shared=shared)
+    two.seq2seq.set_weights(one.seq2seq.get_weights())
+    clones = [values_of(clone) for clone in two.clones]
+    history_one, history_two = (fit(model, "sgd", epochs=2) for model in (one, two))
+    assert_same_weights(one.seq2seq, two.seq2seq, atol=1e-6)
+    np.testing.assert_allclose(history_two["loss"], history_one["loss"], rtol=1e-5)
+    assert history_two["loss_1"] != history_two["loss_0"]
+    for clone, before in zip(two.clones, clones, strict=True):
+        assert_same_weights(clone, before, atol=0)
+
+
+class SpyDecoder(TransformerDecoder):
+    """Notes what it is called with."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.seen = []
+
+    def prepare(self, *args, **kwargs):
+        self.seen.append({"prepare": self.name})
+        return super().prepare(*args, **kwargs)
+
+    def call(self, x, prepared, start_position=0, training=None):
+        outputs = super().call(x, prepared, start_position, training)
+        self.seen.append(
+            {
+                "x": ops.convert_to_numpy(x),
+                "start_position": start_position,
+                "outputs": ops.convert_to_numpy(outputs),
+            }
+        )
+        return outputs
+
+
+def spied(model=None, training=False, inputs=INPUTS, **settings):
+    """The calls of all decoders of a `TeaForN` on one batch, and the `TeaForN`."""
+    tiny = testing.tiny_model(**(model or {}))
+    decoder = SpyDecoder.from_config(tiny.decoder.get_config())
+    spy = testing.randomize(TeaForN(Seq2Seq(tiny.embedding, tiny.encoder, decoder), **settings))
+    inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
+    spy.hidden_states(inputs, training=training)
+    # In the order of the stages; a shared decoder has noted all of them.
+    notes = [note for decoder in dict.fromkeys(spy.decoders) for note in decoder.seen]
+    calls = [note for note in notes if "x" in note]
+    return spy, calls, len(notes) - len(calls)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stage_s_starts_at_position_s(shared):
+    model, calls, preparations = spied(n=4, shared=shared)
+    assert [call["start_position"] for call in calls] == [0, 1, 2, 3]
+    assert preparations == (1 if shared else 4)
+    table = ops.convert_to_numpy(model.seq2seq.embedding.embeddings)
+    expected = table[INPUTS["decoder_token_ids"]] * WIDTH**0.5
+    np.testing.assert_allclose(calls[0]["x"], expected, rtol=1e-6)
+    assert not np.any(calls[0]["x"][:, 0])
+    for previous, call in itertools.pairwise(calls):
+        np.testing.assert_array_equal(call["x"], previous["outputs"])
+
+
+def test_top_1_reads_the_embedding_of_the_best_token():
+    model, calls, _ = spied(n=3, stage_input="top_k", top_k=1)
+    table = ops.convert_to_numpy(model.seq2seq.embedding.embeddings)
+    for previous, call in itertools.pairwise(calls):
+        best = np.argmax(previous["outputs"] @ table.T, axis=-1)
+        np.testing.assert_allclose(call["x"], table[best] * WIDTH**0.5, rtol=1e-5)
+
+
+def test_top_v_reads_the_expected_embedding():
+    model, calls, _ = spied(n=3, stage_input="top_k", top_k=VOCABULARY_SIZE)
+    table = ops.convert_to_numpy(model.seq2seq.embedding.embeddings)
+    for previous, call in itertools.pairwise(calls):
+        odds = np.exp(previous["outputs"] @ table.T)
+        expected = odds / odds.sum(axis=-1, keepdims=True) @ table * WIDTH**0.5
+        np.testing.assert_allclose(call["x"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_call_gives_the_logits_of_all_stages():
+    model = teaforn(n=3, shared=False)
+    logits = model(INPUTS)
+    hidden = model.hidden_states(keras.tree.map_structure(ops.convert_to_tensor, INPUTS))
+    assert len(logits) == 3
+    for stage in range(3):
+        assert tuple(logits[stage].shape) == (*TARGETS.shape, VOCABULARY_SIZE)
+        np.testing.assert_allclose(logits[stage], model.seq2seq.logits(hidden[stage]), atol=1e-6)
+    np.testing.assert_allclose(logits[0], model.seq2seq(INPUTS), atol=1e-6)
+    predicted = model.predict(INPUTS, verbose=0)
+    for stage in range(3):
+        np.testing.assert_allclose(predicted[stage], logits[stage], atol=1e-5)
+    symbolic = {name: keras.KerasTensor((None, 7), "int32") for name in INPUTS}
+    assert [spec.shape for spec in model.compute_output_spec(symbolic)] == [
+        (None, 7, VOCABULARY_SIZE)
+    ] * 3
+
+
+def test_targets_past_the_end_weigh_nothing():
+    model = teaforn(n=7, label_smoothing=0.0)  # more stages than positions
+    # All tokens equally probable: every target that counts costs log V.
+    model.seq2seq.embedding.embeddings.assign(np.zeros((VOCABULARY_SIZE, WIDTH)))
+    expected = [np.sum(np.maximum(LENGTHS - stage, 0)) for stage in range(7)]
+    np.testing.assert_allclose(batch_sums(model), np.log(VOCABULARY_SIZE) * np.array(expected))
+    assert expected[0] == WEIGHTS.sum() and expected[-2:] == [0, 0]
+
+
+def test_padding_changes_no_loss():
+    model = teaforn(n=3)
+    expected = batch_sums(model)
+    longer = keras.tree.map_structure(lambda x: np.pad(x, ((0, 2), (0, 3))), (INPUTS, TARGETS))
+    longer = (*longer, np.pad(WEIGHTS, ((0, 2), (0, 3))))
+    np.testing.assert_allclose(batch_sums(model, longer), expected, rtol=1e-5)
+    garbage = np.where(WEIGHTS > 0, TARGETS, 5)
+    np.testing.assert_allclose(batch_sums(model, (INPUTS, garbage, WEIGHTS)), expected, rtol=1e-5)
+    alone = sum(batch_sums(model, testing.padded_batch([pair])) for pair in PAIRS)
+    np.testing.assert_allclose(alone, expected, rtol=1e-5)
+
+
+@all_settings
+def test_packed_sentences_are_separate_sentences(n, shared, stage_input):
+    model = teaforn(n=n, shared=shared, **STAGE_INPUTS[stage_input])
+    packed = testing.packed_batch([PAIRS[:3], PAIRS[3:4], PAIRS[4:]])
+    losses, gradients = loss_and_gradients(model, *packed)
+    expected_losses, expected = loss_and_gradients(model, *testing.padded_batch(PAIRS))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for path, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[path], rtol=1e-3, atol=2e-4, err_msg=path)
+
+
+# --- Clones, word drop, dropout ----------------------------------------------------------------
+
+
+def test_only_decoders_have_clones():
+    model = TeaForN(testing.tiny_model(), n=3, shared=False)
+    served = len(model.seq2seq.weights)
+    per_decoder = len(model.seq2seq.decoder.weights)
+    assert len(model.weights) == served + 2 * per_decoder
+    assert len(TeaForN(testing.tiny_model(), n=3).weights) == served
+    assert len({id(decoder) for decoder in model.decoders}) == 3
+    names = [weight.path.split("/")[0] for weight in model.weights]
+    assert set(names) == {"seq2seq", "decoder_1", "decoder_2"}
+
+
+def test_clones_start_equal_and_diverge():
+    model = TeaForN(testing.tiny_model(), n=3, shared=False, discount=1.0)
+    first, *clones = [decoder.get_weights() for decoder in model.decoders]
+    for clone in clones:
+        assert all(np.array_equal(a, b) for a, b in zip(clone, first, strict=True))
+    fit(model, keras.optimizers.SGD(0.1))
+    after = [decoder.get_weights() for decoder in model.decoders]
+    for a, b in itertools.combinations(after, 2):
+        assert all(np.max(np.abs(x - y)) > 1e-6 for x, y in zip(a, b, strict=True))
+
+
+def test_clones_start_independent():
+    model = TeaForN(testing.tiny_model(), n=3, shared=False, clone_init="independent")
+    kernels = [
+        [w for w in decoder.get_weights() if w.ndim > 1] for decoder in model.decoders
+    ]
+    for a, b in itertools.combinations(kernels, 2):
+        assert all(np.mean(np.abs(x - y)) > 0.05 for x, y in zip(a, b, strict=True))
+
+
+def test_word_drop_zeroes_whole_embeddings_at_its_rate():
+    ids = np.random.default_rng(0).integers(2, VOCABULARY_SIZE, size=(64, 50))
+    inputs = {"encoder_token_ids": ids[:, :3], "decoder_token_ids": ids}
+    model, calls, _ = spied(training=True, inputs=inputs, n=2, word_drop=0.3)
+    table = ops.convert_to_numpy(model.seq2seq.embedding.embeddings)
+    dropped = np.all(calls[0]["x"] == 0.0, axis=-1)
+    expected = np.where(dropped[..., None], 0.0, table[ids] * WIDTH**0.5)
+    np.testing.assert_allclose(calls[0]["x"], expected, rtol=1e-6)
+    # 3200 draws: five standard deviations are 0.04.
+    assert np.mean(dropped) == pytest.approx(0.3, abs=0.04)
+    assert np.std(np.mean(dropped, axis=1)) < 0.15 and np.std(np.mean(dropped, axis=0)) < 0.15
+    # Ground truth alone: the later stages read all outputs, the encoder all words.
+    np.testing.assert_array_equal(calls[1]["x"], calls[0]["outputs"])
+    model.hidden_states(keras.tree.map_structure(ops.convert_to_tensor, inputs), training=True)
+    again = [note for note in model.seq2seq.decoder.seen if "x" in note][2]
+    assert np.any(np.all(again["x"] == 0.0, axis=-1) != dropped)
+
+
+def test_word_drop_keeps_the_position_signal():
+    model, calls, _ = spied(training=True, n=1, word_drop=0.999999)
+    assert not np.any(calls[0]["x"])
+    signals = calls[0]["outputs"]
+    # Equal inputs would give equal outputs at all positions, up to what attention sees.
+    assert np.min(np.ptp(signals, axis=1)) > 1e-3
+    nothing = np.zeros_like(calls[0]["x"])
+    memory, mask = model.seq2seq.encode(keras.tree.map_structure(ops.convert_to_tensor, INPUTS))
+    prepared = model.seq2seq.decoder.prepare(memory, mask)
+    np.testing.assert_allclose(model.seq2seq.decoder(nothing, prepared), signals, atol=1e-6)
+
+
+def test_word_drop_is_for_training():
+    model = teaforn(n=2, word_drop=0.5)
+    np.testing.assert_array_equal(batch_sums(model), batch_sums(teaforn(n=2)))
+    model.compile(optimizer="sgd")
+    arguments = {"sample_weight": WEIGHTS, "batch_size": 4, "verbose": 0}
+    evaluated = model.evaluate(INPUTS, TARGETS, return_dict=True, **arguments)
+    assert evaluated["loss_0"] == pytest.approx(batch_sums(model)[0] / WEIGHTS.sum(), rel=1e-5)
+    trained = batch_sums_in_training(model)
+    assert abs(trained - batch_sums(model)[0]) > 0.1
+
+
+def batch_sums_in_training(model):
+    batch = keras.tree.map_structure(ops.convert_to_tensor, (INPUTS, TARGETS, WEIGHTS))
+    return float(model.loss_sums(*batch, training=True).stages[0])
+
+
+def test_every_stage_draws_its_own_dropout():
+    model = teaforn({"dropout": 0.5}, n=3)
+    dropout = model.seq2seq.decoder.input_dropout
+    masks = []
+    call = type(dropout).call
+
+    def spy(self, x, training=False):
+        outputs = call(self, x, training=training)
+        if self is dropout:
+            masks.append(ops.convert_to_numpy(outputs) == 0.0)
+        return outputs
+
+    with mock.patch.object(type(dropout), "call", spy):
+        model.hidden_states(keras.tree.map_structure(ops.convert_to_tensor, INPUTS), training=True)
+    assert len(masks) == 3
+    for a, b in itertools.combinations(masks, 2):
+        assert 0.3 < np.mean(a != b) < 0.7
+
+
+# --- Inside Keras ------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.03, momentum=0.9, nesterov=True, clipnorm=5.0),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_train_every_weight_but_row_zero(optimizer):
+    model = teaforn(n=2, discount=0.5)
+    before = values_of(model)
+    losses = fit(model, OPTIMIZERS[optimizer](), epochs=8)["loss"]
+    assert losses[-1] < losses[0] - 0.1 and np.all(np.isfinite(losses))
+    after = values_of(model)
+    assert all(np.any(after[path] != before[path]) for path in before)
+    table = after["seq2seq/embedding/embeddings"]
+    np.testing.assert_array_equal(table[0], np.zeros(WIDTH))
+    assert np.all(np.any(table[1:] != before["seq2seq/embedding/embeddings"][1:], axis=1))
+
+
+def test_loss_scaling_changes_nothing():
+    plain, scaled = teaforn(n=2), teaforn(n=2)
+    fit(plain, keras.optimizers.SGD(0.1))
+    fit(scaled, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0))
+    assert_same_weights(plain, scaled, atol=1e-6)
+
+
+def test_several_steps_an_execution_change_nothing():
+    one, several = teaforn(n=2), teaforn(n=2)
+    history = fit(one, "sgd", epochs=2)
+    other = fit(several, "sgd", epochs=2, steps_per_execution=2)
+    assert_same_weights(one, several, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(other[name], values, rtol=1e-5)
+
+
+class UnevenBatches(keras.utils.PyDataset):
+    """Batches of other lengths and other token counts, one without a token."""
+
+    def __init__(self):
+        super().__init__()
+        parts = [slice(0, 3), slice(3, 4), slice(4, 8)]
+        self.batches = [testing.padded_batch(PAIRS[part]) for part in parts]
+        inputs, targets, weights = self.batches[1]
+        self.batches.append((inputs, targets, np.zeros_like(weights)))
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_logs_are_means_over_tokens(shared):
+    discount, label_smoothing = 0.3, 0.2
+    settings = {"n": 3, "discount": discount, "label_smoothing": label_smoothing}
+    model = teaforn(shared=shared, **settings)
+    reference = NumpyTransformer(values_of(model), testing.TINY_TRANSFORMER)
+    batches = UnevenBatches().batches
+    losses = sum(
+        np.array(
+            reference.losses(*batch, n=3, shared=shared, label_smoothing=label_smoothing)
+        )
+        for batch in batches
+    )
+    correct = sum(
+        np.sum((np.argmax(ops.convert_to_numpy(model.seq2seq(x)), axis=-1) == y) * w)
+        for x, y, w in batches
+    )
+    tokens = sum(weights.sum() for _, _, weights in batches)
+    means = losses / tokens
+    expected = {f"loss_{stage}": mean for stage, mean in enumerate(means)}
+    expected["loss"] = means @ discount ** np.arange(3)
+    expected["accuracy"] = correct / tokens
+    expected["tokens"] = tokens
+    # A learning rate of 0 keeps the weights: training logs are those of evaluation.
+    model.compile(optimizer=keras.optimizers.SGD(0.0))
+    history = model.fit(UnevenBatches(), shuffle=False, epochs=2, verbose=0).history
+    evaluated = model.evaluate(UnevenBatches(), return_dict=True, verbose=0)
+    for logs in (evaluated, *({name: h[i] for name, h in history.items()} for i in (0, 1))):
+        assert logs.keys() == expected.keys()
+        for name, value in expected.items():
+            assert logs[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_callbacks(tmp_path):
+    model = teaforn(n=2)
+    model.compile(optimizer=keras.optimizers.Adam(0.05))
+    rates = [0.05, 0.03, 0.02, 0.0, 0.0, 0.0, 0.0, 0.0]
+    history = model.fit(
+        INPUTS,
+        TARGETS,
+        sample_weight=WEIGHTS,
+        batch_size=4,
+        epochs=len(rates),
+        verbose=0,
+        validation_data=(INPUTS, TARGETS, WEIGHTS),
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+            keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(
+                tmp_path / "{epoch}.weights.h5", save_weights_only=True
+            ),
+            keras.callbacks.TensorBoard(tmp_path / "tensorboard"),
+        ],
+    ).history
+    np.testing.assert_allclose(history["learning_rate"], rates[: len(history["loss"])])
+    # With a rate of 0 nothing improves: two epochs of patience after the third.
+    assert len(history["loss"]) == 5
+    validation = history["val_loss"]
+    assert validation[2] < validation[0]
+    assert list((tmp_path / "tensorboard" / "train").glob("events*"))
+    assert list((tmp_path / "tensorboard" / "validation").glob("events*"))
+
+    loaded = keras.saving.load_model(tmp_path / "best.keras")
+    arguments = {"sample_weight": WEIGHTS, "return_dict": True, "verbose": 0}
+    evaluated = loaded.evaluate(INPUTS, TARGETS, **arguments)
+    assert evaluated["loss"] == pytest.approx(min(validation), rel=1e-5)
+    other = TeaForN(testing.tiny_model(seed=3), n=2)
+    other.load_weights(tmp_path / "1.weights.h5")
+    other.compile()
+    evaluated = other.evaluate(INPUTS, TARGETS, **arguments)
+    assert evaluated["loss"] == pytest.approx(validation[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n": 1},
+        {"n": 3, "shared": False, "discount": 0.7, "clone_init": "independent"},
+        {"n": 2, "shared": True, "label_smoothing": 0.0, "word_drop": 0.2, **STAGE_INPUTS["top_4"]},
+    ],
+    ids=["one", "unshared", "top_k"],
+)
+def test_round_trips(settings, tmp_path):
+    model = teaforn({"norm": "post"}, name="trainer", **settings)
+    config = json.loads(json.dumps(model.get_config()))
+    assert {name: config[name] for name in settings} == settings
+    copy = TeaForN.from_config(config)
+    assert copy.get_config() == model.get_config()
+    assert [w.path for w in copy.weights] == [w.path for w in model.weights]
+    copy.set_weights(model.get_weights())
+    for a, b in zip(copy(INPUTS), model(INPUTS), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    fit(model, "adam")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_config() == model.get_config()
+    assert_same_weights(loaded, model, atol=0)
+    for a, b in zip(loaded(INPUTS), model(INPUTS), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_saved_model_trains_on_where_it_stopped(tmp_path):
+    model = teaforn(n=2, shared=False)
+    fit(model, "adam")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    arguments = {"sample_weight": WEIGHTS, "batch_size": 4, "shuffle": False, "verbose": 0}
+    for each in (model, loaded):
+        each.fit(INPUTS, TARGETS, **arguments)
+    # The same only if Adam's moments were kept.
+    assert_same_weights(loaded, model, atol=1e-6)
+
+
+def test_bfloat16_trains_near_float32():
+    full, half = teaforn(n=2), teaforn({"dtype": "mixed_bfloat16"}, n=2)
+    losses, gradients = loss_and_gradients(full, INPUTS, TARGETS, WEIGHTS)
+    half_losses, half_gradients = loss_and_gradients(half, INPUTS, TARGETS, WEIGHTS)
+    assert half_losses.dtype == np.float32
+    np.testing.assert_allclose(half_losses, losses, rtol=0.02)
+    flat, half_flat = (
+        np.concatenate([g.astype("float32").ravel() for g in gradients.values()])
+        for gradients in (gradients, half_gradients)
+    )
+    assert np.linalg.norm(half_flat - flat) < 0.05 * np.linalg.norm(flat)
+    histories = [fit(model, keras.optimizers.Adam(0.01), epochs=5) for model in (full, half)]
+    np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=0.02)
+    assert histories[1]["loss"][-1] < histories[1]["loss"][0] - 0.1
+    assert {keras.backend.standardize_dtype(w.dtype) for w in half.weights} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n": 0}, "--n=0"),
+        ({"n": 1.5}, "--n=1.5"),
+        ({"discount": 1.1}, "--discount=1.1"),
+        ({"discount": -0.1}, "--discount=-0.1"),
+        ({"stage_input": "logits"}, "--stage_input=logits: write one of hidden, top_k"),
+        ({"stage_input": "top_k"}, "--top_k=None"),
+        ({"stage_input": "top_k", "top_k": 0}, "--top_k=0"),
+        ({"stage_input": "top_k", "top_k": VOCABULARY_SIZE + 1}, "from 1 to the vocabulary"),
+        ({"top_k": 4}, "has no effect: add --stage_input=top_k"),
+        ({"word_drop": 1.0}, "--word_drop=1.0"),
+        ({"label_smoothing": 1.0}, "--label_smoothing=1.0"),
+        ({"clone_init": "zero"}, "--clone_init=zero: write one of copy, independent"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        TeaForN(testing.tiny_model(), **settings)

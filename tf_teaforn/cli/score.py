@@ -1,0 +1,54 @@
+"""Log probabilities that a trained model gives to target sentences, teacher-forced.
+
+    bin/score --model_dir=runs/demo --source=test.en --target=test.fr > scores.tsv
+
+A line for each pair: natural-log probability, number of tokens with end of sentence, perplexity,
+separated by tabs. The corpus' figures follow on standard error.
+"""
+
+import math
+import sys
+
+from absl import flags
+
+from tf_teaforn.cli import app
+from tf_teaforn.cli.decode import read_lines
+from tf_teaforn.errors import UserError
+
+
+def define_flags(values):
+    """Flags of bin/score."""
+    app.define_model_flags(values)
+    flags.DEFINE_string("source", None, "Source sentences, one a line.", flag_values=values)
+    flags.DEFINE_string("target", None, "Their targets, line by line.", flag_values=values)
+
+
+def score(values):
+    """Runs the command."""
+    model_dir = app.required(values, "model_dir")
+    sources, targets = (
+        read_lines(app.required(values, flag), flag) for flag in ("source", "target")
+    )
+    if len(sources) != len(targets):
+        raise UserError(
+            f"--source={values.source} has {len(sources)} lines, --target={values.target} has "
+            f"{len(targets)}: they must be as many."
+        )
+
+    from tf_teaforn.inference import load
+
+    translator = load(model_dir, values.checkpoint)
+    scores, tokens = translator.score(sources, targets), translator.count_tokens(targets)
+    for log_probability, count in zip(scores, tokens, strict=True):
+        print(f"{log_probability:.6f}\t{count}\t{math.exp(-log_probability / count):.4f}")
+    total, count = float(scores.sum()), int(tokens.sum())
+    print(
+        f"{len(sources)} lines, {count} tokens, log probability {total:.4f}, perplexity "
+        f"{math.exp(-total / max(count, 1)):.4f}",
+        file=sys.stderr,
+    )
+
+
+def main():
+    """Entry point."""
+    app.run(define_flags, score, __doc__)
