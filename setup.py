@@ -41,6 +41,7 @@ setup(
         "tensorboard>=2.20,<2.22",
         "tensorflow>=2.20,<2.22",
         "tensorflow-datasets>=4.9.7",
+        "tensorflow-serving-api>=2.20,<2.22",
         # Built against one TensorFlow each: its own requirement keeps the two in step.
         "tensorflow-text>=2.20,<2.22",
         "tqdm>=4.66",

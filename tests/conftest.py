@@ -14,8 +14,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_ANIMALS = {"cat": "chat", "dog": "chien", "bird": "oiseau", "horse": "cheval"}
-_VERBS = {"sees": "voit", "hears": "entend", "likes": "aime"}
+_NOUNS = {
+    "cat": "chat",
+    "dog": "chien",
+    "bird": "oiseau",
+    "horse": "cheval",
+    "house": "bâtiment",
+    "tree": "arbre",
+    "book": "livre",
+    "river": "fleuve",
+    "bread": "pain",
+    "milk": "lait",
+    "sun": "soleil",
+    "moon": "lune",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +78,18 @@ def call_command():
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """Folder with {train,valid,test}.tsv and the same as .en.gz and .fr: 240, 20 and 28 pairs."""
+    """Folder with {train,valid,test}.tsv and the same as .en.gz and .fr: 240, 12 and 12 pairs."""
     pairs = [
-        (f"the {a} {verb} the {b}", f"le {_ANIMALS[a]} {verbe} le {_ANIMALS[b]}")
-        for a in _ANIMALS
-        for verb, verbe in _VERBS.items()
-        for b in _ANIMALS
+        pair
+        for noun, nom in _NOUNS.items()
+        for pair in (
+            (f"I see the {noun}", f"je vois le {nom}"),
+            (f"you have the {noun}", f"tu as le {nom}"),
+        )
     ]
     random.Random(0).shuffle(pairs)
     folder = tmp_path_factory.mktemp("corpus")
-    for name, part in (("train", pairs * 5), ("valid", pairs[:20]), ("test", pairs[20:])):
+    for name, part in (("train", pairs * 10), ("valid", pairs[:12]), ("test", pairs[12:])):
         (folder / f"{name}.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in part))
         with gzip.open(folder / f"{name}.en.gz", "wt") as file:
             file.write("".join(f"{source}\n" for source, _ in part))
@@ -85,28 +99,29 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_model():
-    """Flags of a model that learns to answer in sentences of the corpus within 30 steps."""
+    """Flags of a model that learns most sentences of the corpus within 45 steps."""
     return (
         "--model=transformer_tiny",
-        "--vocab_size=280",
-        "--max_source_length=32",
-        "--max_target_length=32",
+        "--vocab_size=310",
+        "--max_source_length=24",
+        "--max_target_length=24",
         "--batch_tokens=512",
+        "--dropout=0.05",
     )
 
 
 @pytest.fixture(scope="session")
 def trained(corpus, small_model, run_command, tmp_path_factory):
-    """30 steps of N = 2 in a process of its own, with checkpoints at 10, 20 and 30."""
+    """45 steps of N = 2 in a process of its own, with checkpoints at 15, 30 and 45."""
     model_dir = tmp_path_factory.mktemp("trained") / "model"
     flags = (
         "--task=text",
         *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
         *small_model,
-        "--train_steps=30",
-        "--eval_every=10",
+        "--train_steps=45",
+        "--eval_every=15",
         "--log_every=5",
-        "--learning_rate=0.004",
+        "--learning_rate=0.003",
         "--warmup_steps=10",
     )
     done = run_command("train", *flags, f"--model_dir={model_dir}")
@@ -120,6 +135,14 @@ def translator(trained):
     import tf_teaforn
 
     return tf_teaforn.load(trained.model_dir)
+
+
+@pytest.fixture(scope="session")
+def n_best_translator(trained):
+    """The same at step 30, beam 3, two hypotheses each."""
+    import tf_teaforn
+
+    return tf_teaforn.load(trained.model_dir, "30", beam_size=3, n_best=2, alpha=1.0)
 
 
 @pytest.fixture(scope="session")

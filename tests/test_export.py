@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
 
 import tf_teaforn
 from tf_teaforn import model_dir as model_dirs
@@ -17,13 +19,15 @@ from tf_teaforn.export import export
 from tf_teaforn.tf_backend.export import write_saved_model
 
 SOURCES = [
-    "the cat sees the dog",
+    "I see the cat",
     "",
-    "the bird hears the horse",
+    "you have the bird",
     "\u2028 ",
-    "the<n>horse\nlikes",
-    "the horse likes \u2028 the cat " * 10,
+    "see<n>the\nhorse",
+    "I see \u2028 the horse " * 10,
 ]
+
+EXAMPLES = {"sources": ["a", "b"], "targets": ["c", "d"]}
 
 # What a user of an export does. Arguments: folder of versions; prints JSON.
 SERVING_PROCESS = r"""
@@ -73,7 +77,8 @@ found = token_ids(inputs=ids)
 answers["ids"] = found["outputs"].numpy().tolist()
 answers["ids_type"] = found["outputs"].dtype.name
 answers["ids_scores"] = found["scores"].numpy().tolist()
-answers["keras"] = [name for name in sys.modules if name.startswith("keras")]
+modules = [name for name, module in sys.modules.items() if module is not None]
+answers["keras"] = [name for name in modules if name.startswith("keras")]
 
 graph = predict.graph.as_graph_def()
 nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -130,17 +135,10 @@ def test_token_ids(served, translator):
 
 
 def test_nothing_else_is_needed(served):
-    assert served["keras"] == [
-        "keras",
-        "keras._tf_keras",
-        "keras._tf_keras.keras",
-    ]  # the empty ones
+    # Those made up.
+    assert served["keras"] == ["keras", "keras._tf_keras", "keras._tf_keras.keras"]
     custom = [name for name in served["operations"] if "Sentencepiece" in name or ">" in name]
-    assert set(custom) == {
-        "SentencepieceOp",
-        "SentencepieceTokenizeOp",
-        "SentencepieceDetokenizeOp",
-    }
+    assert custom == ["SentencepieceDetokenizeOp", "SentencepieceTokenizeOp"]
 
 
 def test_saved_model_cli(served):
@@ -156,13 +154,14 @@ def test_folder(exported, trained):
     (version,) = export_dir.iterdir()
     assert abs(int(version.name) - time.time()) < 3600
     assert done.stdout.decode() == f"Exported to {version}\n"
+    best = json.loads((trained.model_dir / "best" / "state.json").read_text())
     assert json.loads((version / "assets.extra" / "decode.json").read_text()) == {
         "mode": "predict",
         "checkpoint": "best",
-        "steps": [30],
+        "steps": [best["step"]],
         "task": "text",
-        "max_source_length": 32,
-        "max_target_length": 32,
+        "max_source_length": 24,
+        "max_target_length": 24,
         "beam_size": 4,
         "alpha": 0.6,
         "n_best": 1,
@@ -175,6 +174,26 @@ def test_folder(exported, trained):
         "sample_top_p": 1.0,
         "seed": 0,
     }
+
+
+def test_warmup_requests(exported, trained):
+    (version,) = exported[0].iterdir()
+    path = version / "assets.extra" / "tf_serving_warmup_requests"
+    answer = tf.saved_model.load(version).signatures["serving_default"]
+    sources = [line.split("\t")[0] for line in _valid_lines(trained)[:8]]
+    requests = []
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+        assert request.model_spec.signature_name == "serving_default"
+        texts = tf.make_ndarray(request.inputs["inputs"])
+        assert answer(inputs=tf.constant(texts))["outputs"].shape == texts.shape
+        requests.append([text.decode() for text in texts])
+    assert requests == [sources[:1], sources]
+
+
+def _valid_lines(trained):
+    (path,) = (flag[14:] for flag in trained.flags if flag.startswith("--valid_files="))
+    return Path(path).read_text().splitlines()
 
 
 def test_variables_are_those_of_decoder_0(unshared):
@@ -203,17 +222,16 @@ def test_score_mode(trained, translator, tmp_path):
     folder = export(trained.model_dir, tmp_path, mode="score")
     score = tf.saved_model.load(folder).signatures
     assert [*score] == ["serving_default"]
-    targets = ["le chat voit le chien", "", "<n>", "x", "le chat", "le chien " * 20]
+    targets = ["je vois le chat", "", "<n>", "x", "le chat", "le chien " * 20]
     scores = score["serving_default"](inputs=tf.constant(SOURCES), targets=tf.constant(targets))
     assert [*scores] == ["scores"]
     np.testing.assert_allclose(scores["scores"], translator.score(SOURCES, targets), rtol=1e-4)
 
 
-def test_n_best(trained, tmp_path):
-    folder = export(trained.model_dir, tmp_path, "20", beam_size=3, n_best=2, alpha=1.0)
+def test_n_best(trained, n_best_translator, tmp_path):
+    folder = export(trained.model_dir, tmp_path, "30", beam_size=3, n_best=2, alpha=1.0)
     found = tf.saved_model.load(folder).signatures["serving_default"](tf.constant(SOURCES))
-    expected = tf_teaforn.load(trained.model_dir, "20", beam_size=3, n_best=2, alpha=1.0)
-    expected = expected.decode(SOURCES)
+    expected = n_best_translator.decode(SOURCES)
     outputs = [[text.decode() for text in row] for row in found["outputs"].numpy()]
     assert outputs == [[text for text, _, _ in hypotheses] for hypotheses in expected]
     scores = [[score for _, score, _ in hypotheses] for hypotheses in expected]
@@ -239,7 +257,7 @@ def test_versions_rise(tmp_path):
     later = int(time.time()) + 100_000
     (tmp_path / str(later)).mkdir()
     (tmp_path / "notes").mkdir()
-    folders = [write_saved_model(Doubler(), tmp_path, {}, "score") for _ in range(2)]
+    folders = [write_saved_model(Doubler(), tmp_path, {}, EXAMPLES, "score") for _ in range(2)]
     assert [folder.name for folder in folders] == [str(later + 1), str(later + 2)]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"notes", str(later), str(later + 1), str(later + 2)}
@@ -252,5 +270,5 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tf.saved_model, "save", fail)
     with pytest.raises(KeyboardInterrupt):
-        write_saved_model(Doubler(), tmp_path, {}, "score")
+        write_saved_model(Doubler(), tmp_path, {}, EXAMPLES, "score")
     assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,12 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_fine_tuning_example(trained_model_dir, tmp_path, monkeypatch):
+def test_fine_tuning_example(trained, tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert len([line for line in example.splitlines() if line.strip()]) <= 18
     monkeypatch.chdir(tmp_path)
     os.makedirs("runs")
-    os.symlink(trained_model_dir, "runs/demo_enfr")
+    os.symlink(trained.model_dir, "runs/demo_enfr")
     scope = {}
     exec(example, scope)
     losses = scope["model"].evaluate(

@@ -317,9 +317,7 @@ def test_clones_start_equal_and_diverge():
 
 def test_clones_start_independent():
     model = TeaForN(testing.tiny_model(), n=3, shared=False, clone_init="independent")
-    kernels = [
-        [w for w in decoder.get_weights() if w.ndim > 1] for decoder in model.decoders
-    ]
+    kernels = [[w for w in decoder.get_weights() if w.ndim > 1] for decoder in model.decoders]
     for a, b in itertools.combinations(kernels, 2):
         assert all(np.mean(np.abs(x - y)) > 0.05 for x, y in zip(a, b, strict=True))
 
@@ -454,9 +452,7 @@ def test_logs_are_means_over_tokens(shared):
     reference = NumpyTransformer(values_of(model), testing.TINY_TRANSFORMER)
     batches = UnevenBatches().batches
     losses = sum(
-        np.array(
-            reference.losses(*batch, n=3, shared=shared, label_smoothing=label_smoothing)
-        )
+        np.array(reference.losses(*batch, n=3, shared=shared, label_smoothing=label_smoothing))
         for batch in batches
     )
     correct = sum(

@@ -44,4 +44,5 @@ def export(model_dir, export_dir, checkpoint="best", mode="predict", **search_ov
         "max_target_length": config.data.max_target_length,
         **dataclasses.asdict(search),
     }
-    return write_saved_model(module, export_dir, details, mode)
+    examples = model_dirs.read_examples(model_dir)
+    return write_saved_model(module, export_dir, details, examples, mode)

@@ -1,5 +1,6 @@
 """The folder of a run: settings, vocabulary, checkpoints. Whatever follows needs nothing else."""
 
+import json
 import shlex
 
 from etils import epath
@@ -14,6 +15,7 @@ from tf_teaforn.models.seq2seq import Seq2Seq
 CONFIG = "config.json"
 VOCABULARY = "vocab.model"
 COMMAND = "command.txt"
+EXAMPLES = "examples.json"
 
 
 def write_config(model_dir, config: RunConfig, command: list[str]):
@@ -46,6 +48,18 @@ def read_config(model_dir) -> RunConfig:
 def read_tokenizer(model_dir) -> Tokenizer:
     """Loads `vocab.model`."""
     return Tokenizer.load(epath.Path(model_dir) / VOCABULARY)
+
+
+def write_examples(model_dir, sources, targets):
+    """Writes a few pairs of texts, which an export warms a server up with, to `examples.json`."""
+    content = {"sources": sources[:8], "targets": targets[:8]}
+    path = epath.Path(model_dir) / EXAMPLES
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_examples(model_dir):
+    """Reads `examples.json`: {"sources": list of str, "targets": list of str}."""
+    return json.loads((epath.Path(model_dir) / EXAMPLES).read_text())
 
 
 def build_seq2seq(config: RunConfig, vocabulary_size: int) -> Seq2Seq:

@@ -207,9 +207,7 @@ class _DecoderCheck:
 
     def step(self, x, state, position):
         position = ops.convert_to_tensor(position, "int32")
-        outputs, state = self.decoder.step(
-            ops.convert_to_tensor(x), state, self.prepared, position
-        )
+        outputs, state = self.decoder.step(ops.convert_to_tensor(x), state, self.prepared, position)
         return ops.convert_to_numpy(outputs), state
 
     def same(self, actual, expected, message):
@@ -314,9 +312,7 @@ class _DecoderCheck:
 
     def hypotheses_can_be_reordered(self):
         inputs = np.stack([self.x, self.other_x], axis=2)
-        state = self.decoder.initial_state(
-            self.prepared, self.hypotheses, self.target_length
-        )
+        state = self.decoder.initial_state(self.prepared, self.hypotheses, self.target_length)
         for position in (0, 1):
             _, state = self.step(inputs[:, position], state, position)
         expected, _ = self.step(inputs[:, 2], state, 2)

@@ -166,6 +166,7 @@ class Run:
         train_cache = self._cache("train", drop_long=True)
         valid_cache = self._cache("validation", drop_long=False)
         examples = read_examples(self.task.source, "validation")
+        model_dirs.write_examples(self.model_dir, *examples)
         translator = Translator(
             self.model.seq2seq,
             self.tokenizer,

@@ -17,7 +17,6 @@ import sacrebleu
 import safetensors.numpy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import tf_teaforn
 from tf_teaforn import checkpoint
 from tf_teaforn.cli import app, stderr
 from tf_teaforn.config import RunConfig, settings
@@ -67,34 +66,34 @@ class TestTrain:
             "tensorboard",
             "vocab.model",
         }
-        assert checkpoint.steps(trained.model_dir) == [10, 20, 30]
+        assert checkpoint.steps(trained.model_dir) == [15, 30, 45]
         assert not list(trained.model_dir.rglob("*.tmp"))
 
     def test_config_and_command(self, trained):
         config = read_config(trained.model_dir)
         assert config.task == "text"
-        assert config.model.model == "transformer_tiny" and config.training.train_steps == 30
+        assert config.model.model == "transformer_tiny" and config.training.train_steps == 45
         # The task's default where no flag is given.
         assert config.teaforn.discount == 0.5
         (command,) = (trained.model_dir / "command.txt").read_text().splitlines()
         expected = [*trained.flags, f"--model_dir={trained.model_dir}"]
         assert shlex.split(command) == [str(ROOT / "bin" / "train"), *expected]
-        assert Tokenizer.load(trained.model_dir / "vocab.model").vocabulary_size == 280
+        assert Tokenizer.load(trained.model_dir / "vocab.model").vocabulary_size == 310
 
     def test_what_it_says(self, trained):
         best = json.loads((trained.model_dir / "best" / "state.json").read_text())
         lines = trained.stdout.splitlines()
         assert [line.split(":")[0] for line in lines if line.startswith("step")] == [
-            "step 10",
-            "step 20",
+            "step 15",
             "step 30",
+            "step 45",
         ]
         assert f"greedy: {best['metrics']['bleu']:.2f} at step {best['step']}." in lines[-1]
         assert best["metrics"]["bleu"] > 1
         # The bar, one line from logging, and nothing of TensorFlow's.
         texts = [line for line in re.split(r"[\r\n]+", trained.stderr) if line.strip()]
         assert [line for line in texts if "step" not in line] == [
-            "Training a vocabulary of 280 subwords"
+            "Training a vocabulary of 310 subwords"
         ]
 
     def test_records(self, trained):
@@ -104,7 +103,7 @@ class TestTrain:
             kind: [record["step"] for record in records if record["kind"] == kind]
             for kind in ("train", "validation")
         }
-        assert steps == {"train": [5, 10, 15, 20, 25, 30], "validation": [10, 20, 30]}
+        assert steps == {"train": [*range(5, 50, 5)], "validation": [15, 30, 45]}
         losses = [r["loss"] for r in records if r["kind"] == "train"]
         assert losses[-1] < losses[0] / 2
         for record in records:
@@ -115,7 +114,7 @@ class TestTrain:
         assert {"loss", "loss_1", "accuracy", "learning_rate", "validation/bleu"} <= tags
 
     def test_again(self, trained, call_command, capsys, tmp_path):
-        """The same command, on a finished run and on one that was stopped after step 10."""
+        """The same command, on a finished run and on one that was stopped after step 15."""
         model_dir = tmp_path / "model"
         shutil.copytree(trained.model_dir, model_dir)
         assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
@@ -124,12 +123,12 @@ class TestTrain:
         ]
         assert len((model_dir / "command.txt").read_text().splitlines()) == 2
 
-        for step in (20, 30):
+        for step in (30, 45):
             shutil.rmtree(model_dir / "checkpoints" / str(step))
         shutil.rmtree(model_dir / "best")
         assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
-            for step in (20, 30):
+            for step in (30, 45):
                 file = f"checkpoints/{step}/{name}"
                 assert (model_dir / file).read_bytes() == (trained.model_dir / file).read_bytes()
         for file in ("best/model.safetensors", "metrics.jsonl", "config.json"):
@@ -244,8 +243,8 @@ class TestTrainRefusals:
         assert re.fullmatch(message, refused(flag))
 
     def test_top_k_beyond_the_vocabulary(self, refused):
-        line = refused("--stage_input=top_k", "--top_k=500", "--vocab_size=280")
-        assert line.startswith("--top_k=500: ") and line.endswith("vocabulary size, 280.")
+        line = refused("--stage_input=top_k", "--top_k=500", "--vocab_size=310")
+        assert line.startswith("--top_k=500: ") and line.endswith("vocabulary size, 310.")
 
     def test_files_of_another_task(self, refused):
         line = refused("--task=demo_enfr")
@@ -261,7 +260,7 @@ class TestTrainRefusals:
         assert line.startswith(f"{corpus}/train.fr: not a SentencePiece model")
         ready = trained.model_dir / "vocab.model"
         assert refused(f"--vocab={ready}", "--vocab_size=300") == (
-            f"--vocab_size=300, but {ready} has 280 subwords. Leave out one of the two."
+            f"--vocab_size=300, but {ready} has 310 subwords. Leave out one of the two."
         )
 
     def test_words_that_are_no_flags(self, call_command, capsys):
@@ -280,7 +279,7 @@ class TestTrainRefusals:
 
     def test_a_vocabulary_of_another_run(self, call_command, capsys, trained, tmp_path, corpus):
         vocabulary = tmp_path / "v.model"
-        flags = ["--task=text", f"--train_files={corpus}/test.tsv", "--vocab_size=282"]
+        flags = ["--task=text", f"--train_files={corpus}/test.tsv", "--vocab_size=300"]
         assert call_command("build_vocab", *flags, f"--output={vocabulary}") == 0
         assert capsys.readouterr().out == f"Wrote {vocabulary}\n"
         flags = [f"--model_dir={trained.model_dir}", f"--vocab={vocabulary}"]
@@ -318,45 +317,37 @@ class TestBuildVocab:
 
 
 class TestEvaluate:
-    @pytest.fixture(scope="class")
-    def evaluated(self, unshared, run_command, tmp_path_factory):
-        """bin/evaluate from another folder than that which the paths were relative to."""
-        return run_command(
-            "evaluate",
-            f"--model_dir={unshared.model_dir}",
-            "--beam_size=1,4",
-            cwd=tmp_path_factory.mktemp("elsewhere"),
-        )
-
-    def test_from_another_folder(self, evaluated, unshared):
-        assert evaluated.returncode == 0, evaluated.stderr.decode()
+    def test_from_another_folder(self, unshared, call_command, capsys, tmp_path, monkeypatch):
+        """Where the paths that training was given lead nowhere."""
+        monkeypatch.chdir(tmp_path)
+        flags = [f"--model_dir={unshared.model_dir}", "--beam_size=1,4"]
+        assert call_command("evaluate", *flags) == 0
         names = sorted(path.name for path in (unshared.model_dir / "eval").iterdir())
         assert names == [
             f"test-best-beam{beam}-alpha0.6.{kind}" for beam in (1, 4) for kind in ("json", "txt")
         ]
-        lines = evaluated.stdout.decode().splitlines()
-        assert lines[0].startswith("test · checkpoint best · beam 1 · alpha 0.6 · 28 examples · ")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("test · checkpoint best · beam 1 · alpha 0.6 · 12 examples · ")
         rouge = [line.split()[0] for line in lines[1:5]]
         assert rouge == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
         assert lines[9].startswith("test · checkpoint best · beam 4 ")
-        assert evaluated.stderr == b""
 
     def test_checkpoints(self, trained, call_command, corpus):
         folder = trained.model_dir / "eval"
         references = (corpus / "valid.fr").read_text().splitlines()
-        for spec, name in (("latest", "30"), ("20", "20"), ("average:2", "average-2-30")):
+        for spec, name in (("latest", "45"), ("15", "15"), ("average:2", "average-2-45")):
             flags = [f"--model_dir={trained.model_dir}", f"--checkpoint={spec}"]
             flags += ["--split=validation", "--beam_size=1", "--beam_alpha=1"]
             assert call_command("evaluate", *flags) == 0
             result = json.loads((folder / f"validation-{name}-beam1-alpha1.0.json").read_text())
-            assert result["checkpoint"] == name and result["examples"] == 20
+            assert result["checkpoint"] == name and result["examples"] == 12
             text = (folder / f"validation-{name}-beam1-alpha1.0.txt").read_text()
             hypotheses = text.removesuffix("\n").split("\n")
             bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
             assert result["metrics"] == {"bleu": pytest.approx(bleu)}
         # Training validated on the same sentences, greedily too.
         state = json.loads((trained.model_dir / "metrics.jsonl").read_text().splitlines()[-1])
-        latest = json.loads((folder / "validation-30-beam1-alpha1.0.json").read_text())
+        latest = json.loads((folder / "validation-45-beam1-alpha1.0.json").read_text())
         assert latest["metrics"]["bleu"] == pytest.approx(state["bleu"])
 
     @pytest.mark.parametrize(
@@ -366,7 +357,7 @@ class TestEvaluate:
             (["--model_dir={tmp}/none"], "--model_dir={tmp}/none: there is no such folder."),
             (["--model_dir={tmp}"], "--model_dir={tmp} has no config.json: bin/train did not .*"),
             (["--split=tset"], "A text task has no split 'tset'. Write one of: train, valid.*"),
-            (["--checkpoint=25"], ".* does not have it; steps saved: 10, 20, 30"),
+            (["--checkpoint=25"], ".* does not have it; steps saved: 15, 30, 45"),
             (["--checkpoint=newest"], "--checkpoint=newest is not best, latest, .*"),
             (["--checkpoint=average:9"], ".* does not have 9 checkpoints; steps saved: .*"),
             (["--beam_size=1,x"], "--beam_size=1,x: write whole numbers, e.g. 1,4."),
@@ -394,12 +385,12 @@ class TestEvaluate:
 
 class TestDecode:
     SOURCES = (
-        "the cat sees the dog",
+        "I see the cat",
         "",
-        "the bird\u2028hears\x0c the\x85horse",
+        "you\u2028have\x0c the\x85horse",
         "   ",
-        "the horse<n>likes the cat",
-        "the dog hears the cat\r",
+        "you<n>have the cat",
+        "I see the dog\r",
     )
 
     def test_standard_input_to_standard_output(self, trained, translator, run_command):
@@ -411,17 +402,16 @@ class TestDecode:
         assert lines == [answer.replace("\n", "<n>") for answer in translator(texts)]
         assert [not line for line in lines] == [False, True, False, True, False, False]
 
-    def test_files_n_best_and_scores(self, trained, call_command, tmp_path):
+    def test_files_n_best_and_scores(self, trained, n_best_translator, call_command, tmp_path):
         (tmp_path / "in").write_bytes(b"\xef\xbb\xbf" + "\n".join(self.SOURCES).encode())
         flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in"]
         flags += [f"--output={tmp_path}/out", "--checkpoint=30", "--beam_size=3", "--n_best=2"]
         assert call_command("decode", *flags, "--scores", "--beam_alpha=1") == 0
         lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
-        expected = tf_teaforn.load(trained.model_dir, "30", beam_size=3, n_best=2, alpha=1.0)
         texts = [source.removesuffix("\r") for source in self.SOURCES]
         assert lines == [
             f"{index} ||| {text} ||| {score:.6f} {penalized:.6f}"
-            for index, hypotheses in enumerate(expected.decode(texts))
+            for index, hypotheses in enumerate(n_best_translator.decode(texts))
             for text, score, penalized in hypotheses
         ]
         assert lines[2] == lines[3] == "1 |||  ||| 0.000000 0.000000"
@@ -438,7 +428,7 @@ class TestDecode:
         )
 
     def test_samples(self, trained, call_command, capsys, tmp_path):
-        (tmp_path / "in").write_text("the cat sees the dog\n")
+        (tmp_path / "in").write_text("I see the cat\n")
         flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in"]
         flags += ["--temperature=1", "--n_best=3"]
         outputs = []
@@ -459,7 +449,7 @@ class TestDecode:
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),
             (["--sample_top_k=4"], "--sample_top_k and --sample_top_p have no effect at .*"),
             (["--temperature=1", "--beam_size=2"], "--temperature=1.0 samples, --beam_size=2 .*"),
-            (["--checkpoint=5"], ".* does not have it; steps saved: 10, 20, 30"),
+            (["--checkpoint=5"], ".* does not have it; steps saved: 15, 30, 45"),
         ],
     )
     def test_mistakes(self, refused, trained, tmp_path, flags, message):
@@ -488,7 +478,7 @@ class TestExport:
                 "--mode=score does not .*: leave out --beam_alpha.",
             ),
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: .*"),
-            (["--checkpoint=5"], ".* does not have it; steps saved: 10, 20, 30"),
+            (["--checkpoint=5"], ".* does not have it; steps saved: 15, 30, 45"),
         ],
     )
     def test_mistakes(self, refused, trained, tmp_path, flags, message):

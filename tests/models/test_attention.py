@@ -27,9 +27,7 @@ def test_attention_is_that_of_keras(use_bias):
         [w.reshape(shape) for w, shape in zip(attention.get_weights(), shapes, strict=True)]
     )
     output = attention(x, attention.keys_and_values(ops.convert_to_tensor(memory)), mask[:, None])
-    np.testing.assert_allclose(
-        output, peer(x, memory, attention_mask=mask), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(output, peer(x, memory, attention_mask=mask), rtol=1e-5, atol=1e-6)
 
 
 def test_all_masked_gives_a_finite_output():

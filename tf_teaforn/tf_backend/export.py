@@ -5,6 +5,7 @@ import time
 
 import tensorflow as tf
 from etils import epath
+from tensorflow_serving.apis import prediction_log_pb2
 
 from tf_teaforn import decoding
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE
@@ -94,13 +95,15 @@ class _Untracked:
 MODES = ("predict", "score")
 
 
-def write_saved_model(module, export_dir, details, mode):
+def write_saved_model(module, export_dir, details, examples, mode):
     """Saves a `ServingModule` as `<export_dir>/<version>`, whole or not at all.
 
     Args:
         module: `ServingModule`.
         export_dir: folder of all versions.
         details: what `assets.extra/decode.json` shall say.
+        examples: {"sources": list of str, "targets": list of str}, of which
+            `assets.extra/tf_serving_warmup_requests` makes a request of one and one of all.
         mode: "predict" or "score".
 
     Returns:
@@ -116,9 +119,25 @@ def write_saved_model(module, export_dir, details, mode):
         extra = temporary / "assets.extra"
         extra.mkdir()
         (extra / "decode.json").write_text(json.dumps(details, indent=2) + "\n")
+        inputs = {"inputs": examples["sources"]}
+        if mode == "score":
+            inputs["targets"] = examples["targets"]
+        _write_warmup_requests(extra / "tf_serving_warmup_requests", inputs)
         temporary.rename(export_dir / str(version))
     except BaseException:
         if temporary.exists():
             temporary.rmtree()
         raise
     return export_dir / str(version)
+
+
+def _write_warmup_requests(path, inputs):
+    """Writes PredictionLog records, as TF Serving's SavedModel warm-up reads them."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for size in (1, len(inputs["inputs"])):
+            log = prediction_log_pb2.PredictionLog()
+            request = log.predict_log.request
+            request.model_spec.signature_name = "serving_default"
+            for name, texts in inputs.items():
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(texts[:size], tf.string))
+            writer.write(log.SerializeToString())

@@ -1,0 +1,105 @@
+"""examples/serving/client.py against a server with the exported model behind the real protocol."""
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import grpc
+import pytest
+import tensorflow as tf
+import tensorflow_text  # noqa: F401 (operators of the tokenizer)
+from tensorflow_serving.apis import (
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from tf_teaforn.export import export
+
+CLIENT = Path(__file__).parents[1] / "examples" / "serving" / "client.py"
+SENTENCES = ["the cat sees the dog today", "", "un œuf — 卵"]
+
+
+class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
+    """TF Serving's gRPC service over one signature."""
+
+    def __init__(self, signature):
+        self.signature = signature
+
+    def Predict(self, request, context):  # noqa: N802 (the protocol's name)
+        if request.model_spec.name != "translate":
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
+        inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+        response = predict_pb2.PredictResponse()
+        for name, value in self.signature(**inputs).items():
+            response.outputs[name].CopyFrom(tf.make_tensor_proto(value.numpy()))
+        return response
+
+
+def rest_handler(signature):
+    """TF Serving's REST API, column format: {"inputs": …} -> {"outputs": {name: …}}."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):  # noqa: N802 (the library's name)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = signature(inputs=tf.constant(body["inputs"]))
+            outputs = {
+                "outputs": [text.decode() for text in answer["outputs"].numpy()],
+                "scores": answer["scores"].numpy().tolist(),
+            }
+            self.send_response(200 if self.path == "/v1/models/translate:predict" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"outputs": outputs}).encode())
+
+        def log_message(self, *arguments):
+            pass
+
+    return Handler
+
+
+@pytest.fixture(scope="module")
+def signature(trained, tmp_path_factory):
+    folder = export(trained.model_dir, tmp_path_factory.mktemp("export"))
+    return tf.saved_model.load(str(folder)).signatures["serving_default"]
+
+
+@pytest.fixture(scope="module")
+def expected(translator):
+    return translator(SENTENCES)
+
+
+def client_lines(*arguments):
+    command = [sys.executable, str(CLIENT), "--model=translate", *arguments, *SENTENCES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line.rsplit("  (", 1)[0] for line in done.stdout.splitlines()]
+
+
+def printed(outputs):
+    pairs = zip(SENTENCES, outputs, strict=True)
+    return [line for source, output in pairs for line in (source, f"  -> {output}")]
+
+
+def test_grpc(signature, expected):
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+        PredictionService(signature), server
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert client_lines("--grpc", f"--host=127.0.0.1:{port}") == printed(expected)
+    finally:
+        server.stop(None)
+
+
+def test_rest(signature, expected):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), rest_handler(signature))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        host = f"--host=127.0.0.1:{server.server_port}"
+        assert client_lines(host) == printed(expected)
+    finally:
+        server.shutdown()
