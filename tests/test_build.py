@@ -14,7 +14,11 @@ from tools import gen_build
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("benchmarks", "bin", "examples", "tasks", "tests", "tf_teaforn", "tools")
-DISTRIBUTIONS = {"absl": "absl_py"}
+DISTRIBUTIONS = {
+    "absl": "absl_py",
+    "grpc": "grpcio",
+    "tensorflow_serving": "tensorflow_serving_api",
+}
 # May be asked for without being imported: keras' backend, tf.summary's writer, the test runner.
 RUNTIME = {"@pip//tensorflow", "@pip//tensorboard", "@pip//pytest"}
 

@@ -54,6 +54,7 @@ LAYERS = {
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
     "tf_teaforn/objective.py": [_ERRORS],
     "tf_teaforn/optimizers.py": [_ERRORS],
+    "tf_teaforn/testing.py": _MODEL,
     "tf_teaforn/task.py": ["tf_teaforn/data", _ERRORS],
     "tf_teaforn/data": [_ERRORS],
     "tf_teaforn/checkpoint.py": [_ERRORS],

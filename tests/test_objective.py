@@ -163,7 +163,7 @@ def test_a_tie_for_the_best_counts_as_right():
 
 
 def test_bfloat16_gradient_of_a_frequent_token():
-    """Thousands of rows of one class: sums of either distribution alone would drown the gradient."""
+    """Thousands of rows of one class: either distribution alone would drown the gradient."""
     random = np.random.default_rng(0)
     rows, vocabulary_size, width = 4096, 32, 8
     targets = np.where(random.random(rows) < 0.8, 3, random.integers(0, 32, rows)).astype("int32")

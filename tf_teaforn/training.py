@@ -17,10 +17,10 @@ from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.errors import UserError
 from tf_teaforn.evaluation import evaluate_translator, read_examples
+from tf_teaforn.export import export
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.teaforn import TeaForN
-from tf_teaforn.export import export
 from tf_teaforn.tf_backend.strategy import ScalarWriter, StepRunner
 
 _RECORDS = "metrics.jsonl"

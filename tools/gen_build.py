@@ -16,7 +16,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 
 # Import name -> distribution, where the names differ.
-DISTRIBUTIONS = {"absl": "absl-py"}
+DISTRIBUTIONS = {
+    "absl": "absl-py",
+    "grpc": "grpcio",
+    "tensorflow_serving": "tensorflow-serving-api",
+}
 
 # The commands as tests run them.
 COMMANDS = "//bin:commands"

@@ -1,4 +1,4 @@
-"""bin/train on the TFDS tasks: mock data with the real features, and a data set prepared on disk."""
+"""bin/train on the TFDS tasks: mock data with the real features, and data prepared on disk."""
 
 import json
 import runpy

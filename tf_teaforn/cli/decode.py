@@ -45,8 +45,8 @@ def define_flags(values):
 def read_lines(path, flag="input"):
     r"""Lines of a file or, for "-", of standard input.
 
-    `flag` is what names it in errors. As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
-    in front are dropped.
+    As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
+    in front are dropped. `flag` is what names the file in errors.
     """
     name = "standard input" if path == "-" else path
     try:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
-from tensorflow_text.python.ops import sentencepiece_tokenizer
 from absl import logging
 from etils import epath
+from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 from tf_teaforn.errors import UserError
 

@@ -29,9 +29,7 @@ def make_strategy(name="auto", tpu="local"):
                 "tensorflow-tpu installed, or write --strategy=one."
             ) from error
         return tf.distribute.TPUStrategy(resolver)
-    if name == "mirrored" or (
-        name == "auto" and len(tf.config.list_logical_devices("GPU")) > 1
-    ):
+    if name == "mirrored" or (name == "auto" and len(tf.config.list_logical_devices("GPU")) > 1):
         return tf.distribute.MirroredStrategy()
     return tf.distribute.get_strategy()
 
