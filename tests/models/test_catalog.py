@@ -1,5 +1,6 @@
 """Models by name: sizes, overrides, errors."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -97,8 +98,6 @@ def test_package_exports():
 
 
 def test_a_seed_makes_the_same_model():
-    import keras
-
     tables = []
     for seed in (1, 1, 2):
         keras.utils.set_random_seed(seed)

@@ -6,12 +6,14 @@ import signal
 import sys
 
 # No setting of TensorFlow's silences what it logs while it is loaded. Information of every kind is
-# left out; of errors only those that say that there is no GPU, or that name a slower kernel.
+# left out; of warnings and errors those that change nothing: libraries that register twice, slower
+# kernels, large tensors, and that there is no GPU.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|I\d{4} \d\d:\d\d:|To enable the following instructions: "
     rb"|E\d{4} .*failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)"
-    rb"|E\d{4} .*oneDNN supports DT_INT64 only"
+    rb"|E\d{4} .*(oneDNN supports DT_INT64 only|Unable to register cu\w+ factory)"
+    rb"|W\d{4} .*(computation placer already registered|exceeds 10% of free system memory)"
     rb"|\w+\.cc\(\d+\) LOG\(INFO\)"
 )
 
