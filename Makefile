@@ -7,7 +7,7 @@ DEMO_FLAGS ?=
 RUN := $(VENV)/bin/python
 SOURCES := setup.py pyproject.toml requirements_lock.txt
 
-.PHONY: setup demo test lint build_files bench
+.PHONY: setup demo test lint build_files
 
 # What the commands need.
 setup: $(VENV)/.installed
@@ -29,9 +29,6 @@ lint: $(VENV)/.installed-test
 # After a file or an import was added, moved or deleted.
 build_files: $(VENV)/.installed
 	$(RUN) tools/gen_build.py
-
-bench: $(VENV)/.installed
-	set -e; for benchmark in benchmarks/*.py; do $(RUN) $$benchmark; done
 
 define install
 	@echo "Installing into $(VENV): about 3 GB, a few minutes ..."

@@ -1,8 +1,10 @@
 """The training run: data, model, updates, validation, checkpoints, resuming."""
 
+import datetime
 import json
 import logging
 import math
+import sys
 import tempfile
 import time
 
@@ -177,6 +179,8 @@ class Run:
         self.restore()
         if self.step < training.train_steps and not self._out_of_patience():
             self._train(train_cache, valid_cache, translator, examples)
+        else:
+            _logger.info("The run is at step %d already: nothing is left to do", self.step)
         return self.state["best"]
 
     def _out_of_patience(self):
@@ -193,8 +197,9 @@ class Run:
             batch_multiple=self.replicas,
         )
         batches = iter(self.runner.distribute(dataset))
-        start = time.time()
-        with tqdm(total=training.train_steps, initial=self.step, unit="step") as bar:
+        start, logged = time.time(), self.step
+        # A bar is for terminals; a log file gets a line now and then.
+        with tqdm(total=training.train_steps, initial=self.step, unit="step", disable=None) as bar:
             while self.step < training.train_steps:
                 self.runner.train(batches)
                 self.step += 1
@@ -203,8 +208,8 @@ class Run:
                 evaluating = self.step % training.eval_every == 0 or last
                 # A window of averages ends where validation takes over the metrics.
                 if self.step % training.log_every == 0 or evaluating:
-                    logs = self._log(bar, time.time() - start)
-                    start = time.time()
+                    logs = self._log(bar, time.time() - start, self.step - logged)
+                    start, logged = time.time(), self.step
                     if not math.isfinite(logs["loss"]):
                         raise UserError(
                             f"The loss is {logs['loss']} at step {self.step}: lower "
@@ -214,26 +219,36 @@ class Run:
                 if evaluating or self.step % training.checkpoint_every == 0:
                     pause = time.time()
                     if evaluating:
-                        self._validate(bar, valid_cache, translator, examples)
+                        self._validate(valid_cache, translator, examples)
                     else:
                         self.save()
                     start += time.time() - pause
                     if self._out_of_patience():
-                        bar.write(f"No better score in {training.patience} validations: stopping.")
+                        _write(f"No better score in {training.patience} validations: stopping.")
                         break
 
-    def _log(self, bar, seconds):
+    def _log(self, bar, seconds, steps):
         logs = self.runner.read_logs()
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         speed = logs["tokens"] / seconds
         bar.set_postfix(loss=f"{logs['loss']:.3f}", tokens_per_s=f"{speed:.0f}")
+        if bar.disable:
+            left = (self.config.training.train_steps - self.step) * seconds / steps
+            _logger.info(
+                "step %d/%d: loss %.4f, %.0f target tokens/s, %s left",
+                self.step,
+                self.config.training.train_steps,
+                logs["loss"],
+                speed,
+                datetime.timedelta(seconds=round(left)),
+            )
         self.writer.write(
             self.step, {**logs, "learning_rate": rate, "target_tokens_per_second": speed}
         )
         self._record("train", logs)
         return logs
 
-    def _validate(self, bar, valid_cache, translator, examples):
+    def _validate(self, valid_cache, translator, examples):
         logs = self.runner.test(
             pipeline.evaluation_dataset(
                 valid_cache,
@@ -257,7 +272,7 @@ class Run:
             checkpoint.promote_best(self.model_dir, self.step, metrics.values)
             if self.config.training.export_on_best:
                 export(self.model_dir, self.model_dir / "export", "best")
-        bar.write(
+        _write(
             f"step {self.step}: validation loss {logs['loss_0']:.4f}, greedy "
             + ", ".join(f"{name} {value:.2f}" for name, value in metrics.values.items())
             + (" (best)" if better else "")
@@ -274,6 +289,10 @@ class Run:
             lines = path.read_text().splitlines(keepends=True)
             kept = [line for line in lines if json.loads(line)["step"] <= step]
             path.write_text("".join(kept))
+
+
+def _write(line):
+    tqdm.write(line, file=sys.stderr)
 
 
 def _arrays(variables):

@@ -141,7 +141,7 @@ def trained_task(values):
 def required(values, name):
     """The value of a flag that must be given."""
     if values[name].value is None:
-        raise UserError(f"--{name} is missing. {values[name].help.splitlines()[0]}")
+        raise UserError(f"--{name} is missing; --help says what it is.")
     return values[name].value
 
 

@@ -1,7 +1,7 @@
 """Translates or summarizes lines of text with a trained model.
 
-    bin/decode --model_dir=runs/demo --input=in.txt --output=out.txt
-    echo "the sixth of March" | bin/decode --model_dir=runs/demo
+    bin/decode --model_dir=runs/demo_enfr --input=in.txt --output=out.txt
+    echo "Today is Sunday." | bin/decode --model_dir=runs/demo_enfr
 
 Line i of the output belongs to line i of the input; <n> stands for a newline inside a text.
 """

@@ -1,6 +1,6 @@
 """Scores a trained model on a split of its task: BLEU or ROUGE, with signatures.
 
-    bin/evaluate --model_dir=runs/demo --split=test --beam_size=1,4
+    bin/evaluate --model_dir=runs/demo_enfr --split=test --beam_size=1,4
 
 Writes <model_dir>/eval/<split>-<checkpoint>-beam<k>-alpha<a>.json and the hypotheses beside it.
 """

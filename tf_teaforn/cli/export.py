@@ -1,6 +1,6 @@
 """Exports a trained model for TF Serving: Decoder-0 only, strings in, strings out.
 
-    bin/export --model_dir=runs/demo --export_dir=exported
+    bin/export --model_dir=runs/demo_enfr --export_dir=exported
 
 Writes <export_dir>/<version>/, a SavedModel that needs tensorflow and tensorflow_text alone.
 """

@@ -1,6 +1,6 @@
 """Log probabilities that a trained model gives to target sentences, teacher-forced.
 
-    bin/score --model_dir=runs/demo --source=test.en --target=test.fr > scores.tsv
+    bin/score --model_dir=runs/demo_enfr --source=test.en --target=test.fr > scores.tsv
 
 A line for each pair: natural-log probability, number of tokens with end of sentence, perplexity,
 separated by tabs. The corpus' figures follow on standard error.

@@ -1,6 +1,6 @@
 """Trains a model with TeaForN.
 
-    bin/train --task=demo_enfr --n=2 --model_dir=runs/demo
+    bin/train --task=demo_enfr --n=2 --model_dir=runs/demo_enfr
     bin/train --task=wmt14_enfr --n=2 --model_dir=gs://bucket/run --strategy=tpu
     bin/train --task=text --train_files=train.tsv --valid_files=valid.tsv --model_dir=runs/mine
 
@@ -72,9 +72,10 @@ def train(values):
             f"--train_steps={config.training.train_steps}: the run is at step {run.step} already "
             "and has no score yet. Raise it."
         )
+    imported = f" --module_import={values.module_import}" if values.module_import else ""
     print(
         f"Best {task.headline_metric} on the validation split, greedy: {best:.2f} at step "
-        f"{run.state['best_step']}. Next: bin/evaluate --model_dir={model_dir}"
+        f"{run.state['best_step']}. Next: bin/evaluate --model_dir={model_dir}{imported}"
     )
 
 

@@ -138,7 +138,7 @@ def epoch_batches(
     batches = []
     for bucket, shape in enumerate(shapes):
         members = random.permutation(np.flatnonzero(buckets == bucket))
-        batches += _cut(members, shape, batch_rows(shape, batch_tokens, batch_multiple))
+        batches += _cut(members, shape, batch_tokens, batch_multiple)
     return [batches[i] for i in random.permutation(len(batches))]
 
 
@@ -185,11 +185,19 @@ def sorted_batches(
     starts = np.searchsorted(buckets[order], np.arange(len(shapes) + 1))
     batches = []
     for (start, end), shape in zip(itertools.pairwise(starts), shapes, strict=True):
-        batches += _cut(order[start:end], shape, batch_rows(shape, batch_tokens, batch_multiple))
+        batches += _cut(order[start:end], shape, batch_tokens, batch_multiple)
     return batches
 
 
-def _cut(members: np.ndarray, shape: Shape, rows: int) -> list[Batch]:
-    return [
-        Batch(members[start : start + rows], rows, *shape) for start in range(0, len(members), rows)
-    ]
+def _cut(members: np.ndarray, shape: Shape, batch_tokens: int, batch_multiple: int) -> list[Batch]:
+    rows = batch_rows(shape, batch_tokens, batch_multiple)
+    # A bucket that fills no batch needs no more rows than it has examples.
+    rows = min(rows, -(-len(members) // batch_multiple) * batch_multiple)
+    return (
+        [
+            Batch(members[start : start + rows], rows, *shape)
+            for start in range(0, len(members), rows)
+        ]
+        if rows
+        else []
+    )
