@@ -102,16 +102,15 @@ def test_training_sees_every_example_once_an_epoch(cache, examples, batch_multip
 
 
 def test_training_shapes_are_few_and_static(cache):
-    rows = {
-        (s, t): batching.batch_rows((s, t), 160, 4)
-        for s, t in batching.bucket_shapes(MAX_SOURCE, MAX_TARGET)
-    }
+    rows = {}
     seen = collections.Counter()
     for inputs, targets, _ in training_dataset(
         cache, batch_tokens=160, seed=3, batch_multiple=4
     ).take(2 * steps_per_epoch(cache, 160, 4)):
         shape = (inputs["encoder_token_ids"].shape[1], targets.shape[1])
-        assert len(targets) == rows[shape]
+        assert shape in batching.bucket_shapes(MAX_SOURCE, MAX_TARGET)
+        assert rows.setdefault(shape, len(targets)) == len(targets)
+        assert len(targets) <= batching.batch_rows(shape, 160, 4)
         assert len(targets) % 4 == 0
         seen[shape] += 1
     assert len(seen) >= 3
