@@ -119,6 +119,7 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
     Raises:
         UserError: there is no such checkpoint, or not enough to average; names those that exist.
     """
+    spec = str(spec)
     model_dir = epath.Path(model_dir)
     if not model_dir.is_dir():
         raise UserError(f"there is no model directory {model_dir}: check --model_dir")

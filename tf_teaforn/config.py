@@ -199,9 +199,16 @@ class RunConfig:
         except (TypeError, ValueError, UserError) as error:
             raise UserError(f"{origin} cannot be used: {error}") from error
 
+    def flat(self):
+        """All settings by flag."""
+        flat = {"task": self.task, "data_dir": self.data_dir, **self.task_options}
+        for group in GROUPS:
+            flat.update(dataclasses.asdict(getattr(self, group)))
+        return flat
+
     def differences(self, other):
         """Lines "--flag: value there, value here" for every setting; `other` is here."""
-        mine, theirs = _flatten(self), _flatten(other)
+        mine, theirs = self.flat(), other.flat()
         return [
             f"--{name}: {mine.get(name)} there, {theirs.get(name)} here"
             for name in sorted({*mine, *theirs})
@@ -247,10 +254,3 @@ def _check(field, value):
         fits, words = field.metadata["bounds"]
         if not fits(value):
             raise UserError(f"--{field.name}={value}: write {words}.")
-
-
-def _flatten(config):
-    flat = {"task": config.task, "data_dir": config.data_dir, **config.task_options}
-    for group in GROUPS:
-        flat.update(dataclasses.asdict(getattr(config, group)))
-    return flat

@@ -8,6 +8,7 @@ from tf_teaforn.data.cache import TokenRows
 from tf_teaforn.data.pipeline import decode_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
 from tf_teaforn.decoding import SearchConfig
+from tf_teaforn.errors import UserError
 from tf_teaforn.tf_backend.inference import score_function, search_function
 
 
@@ -60,6 +61,8 @@ class Translator:
             For each text, in order, a list of `n_best` triples: text, natural-log probability
             (end-of-sentence included), penalised score.
         """
+        if isinstance(texts, str):
+            raise UserError("A list of texts is needed, not one text.")
         results = [[("", 0.0, 0.0)] * self.config.n_best for _ in texts]
         filled = [
             index for index, text in enumerate(texts) if text.replace(NEWLINE_PIECE, "\n").strip()
@@ -86,6 +89,8 @@ class Translator:
         Args:
             sources, targets: lists of B str.
         """
+        if len(sources) != len(targets):
+            raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
         scores = np.zeros(len(sources), np.float32)
         source_rows = self._rows(sources, self.max_source_length)
         target_rows = self._rows(targets, self.max_target_length)

@@ -42,7 +42,7 @@ def read_config(model_dir) -> RunConfig:
     path = model_dir / CONFIG
     if not path.exists():
         raise UserError(f"--model_dir={model_dir} has no {CONFIG}: bin/train did not write it.")
-    return RunConfig.from_json(path.read_text(), origin=str(path))
+    return RunConfig.from_json(path.read_bytes(), origin=str(path))
 
 
 def read_tokenizer(model_dir) -> Tokenizer:
@@ -58,8 +58,19 @@ def write_examples(model_dir, sources, targets):
 
 
 def read_examples(model_dir):
-    """Reads `examples.json`: {"sources": list of str, "targets": list of str}."""
-    return json.loads((epath.Path(model_dir) / EXAMPLES).read_text())
+    """Reads `examples.json`: {"sources": list of str, "targets": list of str}.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    path = epath.Path(model_dir) / EXAMPLES
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is missing or damaged: the command that trained the model, given again, "
+            "writes it."
+        ) from error
 
 
 def build_seq2seq(config: RunConfig, vocabulary_size: int) -> Seq2Seq:

@@ -161,14 +161,17 @@ class TeaForN(TrainStep, keras.Model):
         """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t."""
         return [self.seq2seq.logits(hidden) for hidden in self.hidden_states(inputs, training)]
 
-    def loss_sums(self, inputs, targets, weights, training=False):
+    def loss_sums(self, inputs, targets, weights=None, training=False):
         """`LossSums` of one batch.
 
         Args:
             inputs: as in `hidden_states`.
             targets: int32 [B, T], end of sentence included, 0 on padding.
-            weights: float32 [B, T], 0 on padding.
+            weights: float32 [B, T], 0 on padding; by default 1 on all but padding.
         """
+        targets = ops.cast(targets, "int32")
+        if weights is None:
+            weights = ops.cast(targets != 0, "float32")
         hidden_states = self.hidden_states(inputs, training)
         table = self.seq2seq.embedding.table()
         segment_ids = inputs.get("decoder_segment_ids")

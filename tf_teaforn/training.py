@@ -30,7 +30,7 @@ _RECORDS = "metrics.jsonl"
 _logger = logging.getLogger(__name__)
 
 # What may change between a run and its continuation.
-_CHANGEABLE = ("train_steps", "eval_every", "checkpoint_every", "keep", "patience", "log_every")
+_CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
 
 
@@ -92,10 +92,18 @@ class Run:
     def _check_settings(self):
         if not (self.model_dir / model_dirs.CONFIG).exists():
             return
+        if checkpoint.steps(self.model_dir):
+            changeable = _CHANGEABLE
+            if self.config.training.schedule != "linear":
+                changeable += ("train_steps",)
+            fixed = [name for name in self.config.flat() if name not in changeable]
+        else:
+            # There is nothing yet but the vocabulary.
+            fixed = ["task", "vocab_size", "train_files"]
         differences = [
             line
             for line in model_dirs.read_config(self.model_dir).differences(self.config)
-            if not line.startswith(tuple(f"--{name}:" for name in _CHANGEABLE))
+            if line.startswith(tuple(f"--{name}:" for name in fixed))
         ]
         if differences:
             raise UserError(
@@ -107,6 +115,11 @@ class Run:
         path = self.model_dir / model_dirs.VOCABULARY
         if path.exists():
             return
+        if checkpoint.steps(self.model_dir):
+            raise UserError(
+                f"{path} is missing, but there are checkpoints that were trained with it: restore "
+                "it, or take another --model_dir."
+            )
         self.model_dir.mkdir(parents=True, exist_ok=True)
         if vocabulary:
             if not epath.Path(vocabulary).exists():
@@ -145,18 +158,29 @@ class Run:
 
     def _training_variables(self):
         """Optimizer, random generators and running means, by name."""
-        named = {variable.path: variable for variable in self.model.optimizer.variables}
-        known = {id(variable) for variable in [*self.model.weights, *named.values()]}
+        optimizer = self.model.optimizer.variables
+        known = {id(variable) for variable in [*self.model.weights, *optimizer]}
         others = [variable for variable in self.model.variables if id(variable) not in known]
-        named.update({f"state/{i}/{variable.name}": variable for i, variable in enumerate(others)})
-        return named
+        # Numbered, because Keras gives Adafactor's moments of different weights the same path.
+        return {
+            f"{kind}/{i}/{variable.name}": variable
+            for kind, variables in (("optimizer", optimizer), ("state", others))
+            for i, variable in enumerate(variables)
+        }
 
     def save(self):
-        """Writes a checkpoint of the current step."""
+        """Writes a checkpoint of the current step.
+
+        Raises:
+            UserError: a weight is not finite; nothing is written.
+        """
+        weights = _arrays(model_dirs.named_weights(self.model))
+        for name, value in weights.items():
+            self._check_finite(np.isfinite(value).all(), f"weight {name}")
         checkpoint.save(
             self.model_dir,
             self.step,
-            _arrays(model_dirs.named_weights(self.model)),
+            weights,
             _arrays(self._training_variables()),
             self.state,
             keep=self.config.training.keep,
@@ -210,12 +234,7 @@ class Run:
                 if self.step % training.log_every == 0 or evaluating:
                     logs = self._log(bar, time.time() - start, self.step - logged)
                     start, logged = time.time(), self.step
-                    if not math.isfinite(logs["loss"]):
-                        raise UserError(
-                            f"The loss is {logs['loss']} at step {self.step}: lower "
-                            f"--learning_rate or raise --warmup_steps; the checkpoints up to here "
-                            "are good."
-                        )
+                    self._check_finite(math.isfinite(logs["loss"]), "loss")
                 if evaluating or self.step % training.checkpoint_every == 0:
                     pause = time.time()
                     if evaluating:
@@ -226,6 +245,14 @@ class Run:
                     if self._out_of_patience():
                         _write(f"No better score in {training.patience} validations: stopping.")
                         break
+
+    def _check_finite(self, finite, name):
+        if not finite:
+            saved = ", ".join(map(str, checkpoint.steps(self.model_dir))) or "none"
+            raise UserError(
+                f"The {name} is not a finite number at step {self.step}. Lower --learning_rate or "
+                f"raise --warmup_steps, with another --model_dir. Good checkpoints: {saved}."
+            )
 
     def _log(self, bar, seconds, steps):
         logs = self.runner.read_logs()
@@ -256,6 +283,7 @@ class Run:
                 batch_multiple=self.replicas,
             )
         )
+        self._check_finite(math.isfinite(logs["loss"]), "validation loss")
         metrics, _ = evaluate_translator(translator, self.task, *examples)
         values = {**logs, **metrics.values}
         self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
@@ -286,9 +314,12 @@ class Run:
     def _forget_records_after(self, step):
         path = self.model_dir / _RECORDS
         if path.exists():
-            lines = path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= step]
-            path.write_text("".join(kept))
+            # A line of a killed process may be torn.
+            lines = [line for line in path.read_text().split("\n") if line.endswith("}")]
+            kept = [f"{line}\n" for line in lines if json.loads(line)["step"] <= step]
+            temporary = self.model_dir / f"{_RECORDS}.tmp"
+            temporary.write_text("".join(kept))
+            temporary.replace(path)
 
 
 def _write(line):

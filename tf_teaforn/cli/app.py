@@ -113,7 +113,7 @@ def load_task(name, options, data_dir, module_import=None):
         sys.path.append(os.getcwd())
         try:
             importlib.import_module(module_import)
-        except ImportError as error:
+        except (ImportError, TypeError, SyntaxError) as error:
             raise UserError(f"--module_import={module_import}: {error}.") from error
     task = get_task(name)
     if task.from_files is not None:
@@ -140,7 +140,7 @@ def trained_task(values):
 
 def required(values, name):
     """The value of a flag that must be given."""
-    if values[name].value is None:
+    if not values[name].value:
         raise UserError(f"--{name} is missing; --help says what it is.")
     return values[name].value
 
@@ -178,9 +178,7 @@ def run(define_flags, main, description):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
-            raise
-        _fail(f"{error.filename}: {error.strerror}.")
+        _fail(f"{error.filename or 'Input or output'}: {error.strerror or error}.")
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)

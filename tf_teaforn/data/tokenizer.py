@@ -90,7 +90,7 @@ def train_sentencepiece(
             num_threads=16,
             minloglevel=1,
         )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if failure:
             raise failure[0] from None
         if count == 0:

@@ -38,7 +38,7 @@ class TrainStep:
 
         def loss_function(trainable):
             sums, values = self._stateless(
-                lambda: self.loss_sums(*data, training=True),
+                lambda: self.loss_sums(*keras.utils.unpack_x_y_sample_weight(data), training=True),
                 self.trainable_variables + self.non_trainable_variables,
                 [*trainable, *non_trainable],
             )
@@ -58,7 +58,7 @@ class TrainStep:
         """The logs of one batch without dropout, and the new state."""
         trainable, non_trainable, metrics = state
         sums, _ = self._stateless(
-            lambda: self.loss_sums(*data, training=False),
+            lambda: self.loss_sums(*keras.utils.unpack_x_y_sample_weight(data), training=False),
             self.trainable_variables + self.non_trainable_variables,
             [*trainable, *non_trainable],
         )

@@ -52,6 +52,7 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
 
     def call(self, token_ids):
         """int32 [...] -> [..., D], scaled."""
+        token_ids = ops.cast(token_ids, "int32")
         vectors = ops.take(ops.convert_to_tensor(self.embeddings), token_ids, axis=0)
         vectors = vectors * ops.cast(token_ids != 0, vectors.dtype)[..., None]
         return ops.cast(vectors, self.compute_dtype) * self.scale

@@ -9,6 +9,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from tf_teaforn import decoding
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE
+from tf_teaforn.errors import UserError
 
 # What Python's str.strip takes off, or a newline as files have it.
 _BLANK = rf"(?:[\t-\r\x1c-\x20\x{{85}}\pZ]|{NEWLINE_PIECE})*"
@@ -124,10 +125,13 @@ def write_saved_model(module, export_dir, details, examples, mode):
             inputs["targets"] = examples["targets"]
         _write_warmup_requests(extra / "tf_serving_warmup_requests", inputs)
         temporary.rename(export_dir / str(version))
-    except BaseException:
+    except tf.errors.OpError as error:
+        raise UserError(
+            f"--export_dir={export_dir}: cannot write there: {error.message}"
+        ) from error
+    finally:
         if temporary.exists():
             temporary.rmtree()
-        raise
     return export_dir / str(version)
 
 

@@ -1,5 +1,6 @@
 """`train_step` under TensorFlow, inside any `tf.distribute` strategy."""
 
+import keras
 import tensorflow as tf
 
 from tf_teaforn import objective
@@ -27,7 +28,7 @@ class TrainStep:
         Returns:
             The logs of `TeaForN.update_metrics`.
         """
-        inputs, targets, weights = data
+        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             sums = self.loss_sums(inputs, targets, weights, training=True)
             tokens = tf.distribute.get_replica_context().all_reduce(
@@ -43,5 +44,5 @@ class TrainStep:
 
     def test_step(self, data):
         """The logs of one batch without dropout; arguments as `train_step`."""
-        inputs, targets, weights = data
+        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
         return self.update_metrics(self.loss_sums(inputs, targets, weights, training=False))
