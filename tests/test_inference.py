@@ -122,3 +122,10 @@ def test_refusals(trained, tmp_path):
         tf_teaforn.load(trained.model_dir, "20")
     with pytest.raises(UserError, match="^--n_best=5 exceeds --beam_size=4"):
         tf_teaforn.load(trained.model_dir, n_best=5)
+
+
+def test_arguments_of_the_wrong_kind(translator):
+    with pytest.raises(UserError, match="^A list of texts is needed"):
+        translator("the cat")
+    with pytest.raises(UserError, match="^There are 1 sources and 2 targets"):
+        translator.score(["the cat"], ["le chat", "le chien"])

@@ -62,7 +62,6 @@ LAYERS = {
     "tf_teaforn/metrics.py": [_ERRORS],
     "tf_teaforn/errors.py": [],
     # No layers of the product: they may import whatever they look at.
-    "benchmarks": None,
     "examples": None,
     "tests": None,
     "setup.py": [],

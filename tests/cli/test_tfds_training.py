@@ -17,6 +17,7 @@ SMALL = (
     "--log_every=1",
     "--warmup_steps=1",
     "--batch_tokens=2048",
+    "--decode_length=8",
     "--vocab_size=280",
 )
 
@@ -55,7 +56,6 @@ def test_mock_documents_are_cut_to_the_tasks_lengths(tmp_path, monkeypatch):
             f"--model_dir={tmp_path}",
             "--max_source_length=64",
             "--max_target_length=32",
-            "--decode_length=8",
         )
     assert "rougeLsum" in records(tmp_path)[-1]
 
