@@ -81,10 +81,14 @@ class Residual(keras.layers.Layer):
 
 
 class _Stack:
-    """What encoder and decoder have in common: settings, input, final norm."""
+    """What encoder and decoder have in common: settings, layers, input, final norm."""
 
-    def _configure(
+    # Of one layer, in order; each has a `Residual` around it.
+    sublayers = ()
+
+    def __init__(
         self,
+        *,
         num_layers,
         hidden_dim,
         intermediate_dim,
@@ -97,7 +101,11 @@ class _Stack:
         norm_epsilon=1e-5,
         attention_bias=False,
         position_signal="half_split",
+        name=None,
+        dtype=None,
+        trainable=True,
     ):
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.settings = {
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
@@ -121,6 +129,19 @@ class _Stack:
             if norm == "pre"
             else None
         )
+        self.blocks = [
+            tuple(
+                layer
+                for name in self.sublayers
+                for layer in (
+                    self._feed_forward(f"layer_{i}_{name}")
+                    if name == "feed_forward"
+                    else self._attention(f"layer_{i}_{name}"),
+                    self._residual(f"layer_{i}_{name}_residual"),
+                )
+            )
+            for i in range(num_layers)
+        ]
 
     def _attention(self, name):
         return MultiHeadAttention(
@@ -153,8 +174,9 @@ class _Stack:
         )
 
     def build(self, input_shape=None):
-        for layer in self._sublayers():
-            layer.build(None)
+        for block in self.blocks:
+            for layer in block:
+                layer.build(None)
         if self.final_norm is not None:
             self.final_norm.build((None, None, self.hidden_dim))
         self.built = True
@@ -186,21 +208,7 @@ class TransformerEncoder(_Stack, keras.layers.Layer):
         position_signal: see `position_signal`.
     """
 
-    def __init__(self, *, name=None, dtype=None, trainable=True, **settings):
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self._configure(**settings)
-        self.blocks = [
-            (
-                self._attention(f"layer_{i}_self_attention"),
-                self._residual(f"layer_{i}_self_attention_residual"),
-                self._feed_forward(f"layer_{i}_feed_forward"),
-                self._residual(f"layer_{i}_feed_forward_residual"),
-            )
-            for i in range(settings["num_layers"])
-        ]
-
-    def _sublayers(self):
-        return [layer for block in self.blocks for layer in block]
+    sublayers = ("self_attention", "feed_forward")
 
     def call(self, x_BxSxD, mask_BxS, segment_ids=None, positions=None, training=None):
         """[B, S, D] scaled embeddings and bool [B, S] -> [B, S, D].
@@ -234,23 +242,7 @@ class TransformerDecoder(_Stack, Decoder):
     Takes the arguments of `TransformerEncoder`.
     """
 
-    def __init__(self, *, name=None, dtype=None, trainable=True, **settings):
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self._configure(**settings)
-        self.blocks = [
-            (
-                self._attention(f"layer_{i}_self_attention"),
-                self._residual(f"layer_{i}_self_attention_residual"),
-                self._attention(f"layer_{i}_cross_attention"),
-                self._residual(f"layer_{i}_cross_attention_residual"),
-                self._feed_forward(f"layer_{i}_feed_forward"),
-                self._residual(f"layer_{i}_feed_forward_residual"),
-            )
-            for i in range(settings["num_layers"])
-        ]
-
-    def _sublayers(self):
-        return [layer for block in self.blocks for layer in block]
+    sublayers = ("self_attention", "cross_attention", "feed_forward")
 
     def prepare(
         self,
