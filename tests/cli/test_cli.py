@@ -213,7 +213,7 @@ class TestTrainRefusals:
         ("flag", "message"),
         [
             ("--task=txet", r"Unknown task 'txet'. Did you mean text\? Write --task= one of: .*"),
-            ("--task=", r"--task is missing\. What to train on\. One of:"),
+            ("--task=", r"--task is missing\. What to train on\."),
             ("--model_dir=", r"--model_dir is missing\. Folder for everything the run writes\."),
             ("--model=transformer_tinny", r"Unknown --model=.*Did you mean transformer_tiny\?.*"),
             ("--discont=0.5", r"Unknown command line flag 'discont'. Did you mean: discount \?"),
@@ -448,7 +448,7 @@ class TestDecode:
             (["--input={tmp}"], "--input={tmp}: Is a directory."),
             (["--input={tmp}/latin1"], "{tmp}/latin1, line 2: byte 4 is not UTF-8. Convert .*"),
             (["--output={tmp}/no/x"], "--output={tmp}/no/x: there is no such folder. Make .*"),
-            (["--model_dir="], "--model_dir=.*"),
+            (["--model_dir="], "--model_dir is missing. Folder of a trained model."),
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),
             (["--sample_top_k=4"], "--sample_top_k and --sample_top_p have no effect at .*"),
             (["--temperature=1", "--beam_size=2"], "--temperature=1.0 samples, --beam_size=2 .*"),

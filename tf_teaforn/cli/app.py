@@ -1,6 +1,7 @@
 """What all commands share: flags from settings, one-line errors, help."""
 
 import dataclasses
+import errno
 import functools
 import importlib
 import logging
@@ -141,7 +142,8 @@ def trained_task(values):
 def required(values, name):
     """The value of a flag that must be given."""
     if not values[name].value:
-        raise UserError(f"--{name} is missing; --help says what it is.")
+        meaning = values[name].help.splitlines()[0].removesuffix(" One of:")
+        raise UserError(f"--{name} is missing. {meaning}")
     return values[name].value
 
 
@@ -178,7 +180,10 @@ def run(define_flags, main, description):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        _fail(f"{error.filename or 'Input or output'}: {error.strerror or error}.")
+        # A full disk under standard output has no name.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.filename or 'output'}: {error.strerror}.")
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
