@@ -1,5 +1,6 @@
 """The training run: data, model, updates, validation, checkpoints, resuming."""
 
+import dataclasses
 import datetime
 import json
 import logging
@@ -68,20 +69,11 @@ class Run:
         self.tokenizer = model_dirs.read_tokenizer(model_dir)
         keras.utils.set_random_seed(config.training.seed)
         with strategy.scope():
-            teaforn = config.teaforn
             self.model = TeaForN(
                 model_dirs.build_seq2seq(config, self.tokenizer.vocabulary_size),
-                n=teaforn.n,
-                discount=teaforn.discount,
-                shared=teaforn.shared,
-                stage_input=teaforn.stage_input,
-                top_k=teaforn.top_k,
-                word_drop=teaforn.word_drop,
-                label_smoothing=teaforn.label_smoothing,
-                clone_init=teaforn.clone_init,
+                **dataclasses.asdict(config.teaforn),
             )
             self.model.compile(optimizer=build_optimizer(config.training))
-            self.model.optimizer.build(self.model.trainable_variables)
         self.runner = StepRunner(strategy, self.model)
         self.replicas = strategy.num_replicas_in_sync
         model_dirs.write_config(model_dir, config, list(command))
