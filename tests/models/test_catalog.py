@@ -48,6 +48,18 @@ def test_sizes_of_the_paper(name, width, inner, heads, dropout):
         assert part.settings["dropout"] == dropout
 
 
+def test_pegasus_large():
+    """Zhang et al. 2020, section 6.1: 568M parameters with V = 96103."""
+    assert weight_count(96103, 16, 1024, 4096) == 568_503_296
+    model = build_model("pegasus_large", vocabulary_size=7, num_layers=1)
+    assert model.count_params() == weight_count(7, 1, 1024, 4096)
+    tiny = {"hidden_dim": 4, "intermediate_dim": 4, "num_heads": 1}
+    assert build_model("pegasus_large", 7, **tiny).count_params() == weight_count(7, 16, 4, 4)
+    for part in (model.encoder, model.decoder):
+        assert part.settings["num_heads"] == 16
+        assert part.settings["position_signal"] == "tensor2tensor"
+
+
 def test_paper_models_have_six_layers():
     tiny = {"hidden_dim": 4, "intermediate_dim": 4, "num_heads": 1}
     for name in ("transformer_base", "transformer_big", "transformer_big_enfr"):

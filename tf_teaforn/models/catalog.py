@@ -42,6 +42,16 @@ _TRANSFORMERS = {
     "transformer_big_enfr": _sizes(6, 1024, 4096, 16, 0.1),
 }
 
+# Zhang et al. 2020, PEGASUS, section 6.1, as google-research/pegasus builds it; its vocabulary has
+# 96,103 subwords.
+_TRANSFORMERS["pegasus_large"] = {
+    **_sizes(16, 1024, 4096, 16, 0.1),
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "norm_epsilon": 1e-12,
+    "position_signal": "tensor2tensor",
+}
+
 
 def model_names():
     """Names that `build_model` knows."""
