@@ -20,14 +20,18 @@ def weight_count(vocabulary_size, num_layers, width, inner):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_layers", "width", "inner", "heads"),
-    [("transformer_tiny", 2, 128, 512, 4), ("transformer_small", 3, 256, 1024, 4)],
+    ("name", "num_layers", "width", "inner", "heads", "dropout"),
+    [
+        ("transformer_tiny", 2, 128, 512, 4, 0.1),
+        ("transformer_multi30k", 4, 128, 256, 4, 0.3),
+        ("transformer_small", 3, 256, 1024, 4, 0.1),
+    ],
 )
-def test_sizes(name, num_layers, width, inner, heads):
+def test_sizes(name, num_layers, width, inner, heads, dropout):
     model = build_model(name, vocabulary_size=50)
     assert model.count_params() == weight_count(50, num_layers, width, inner)
     assert model.decoder.settings["num_heads"] == heads
-    assert model.decoder.settings["dropout"] == 0.1
+    assert model.decoder.settings["dropout"] == dropout
     assert model.vocabulary_size == 50
 
 
