@@ -41,6 +41,7 @@ def test_replace():
         ("shared", [1, "true"], [True, False]),
         ("max_source_length", [1], [2]),
         ("max_target_length", [1], [2]),
+        ("batching", ["pad", None], ["fixed", "pack"]),
         ("batch_tokens", [0], [1]),
         ("train_steps", [0, -1], [1]),
         ("seed", [-1, 2**32], [0, 2**32 - 1]),

@@ -77,6 +77,12 @@ class DataConfig:
     max_target_length: int = setting(
         256, "Longest target in subwords, end of sentence included.", bounds=LENGTH
     )
+    batching: str = setting(
+        "bucket",
+        "Training batches: examples of like length, each padded to one of a few shapes (bucket); "
+        "all padded to the maximum lengths (fixed); several examples a row (pack).",
+        ("bucket", "fixed", "pack"),
+    )
     batch_tokens: int = setting(
         25000, "Padded tokens of the longer side in a batch over all devices.", bounds=NATURAL
     )

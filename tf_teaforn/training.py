@@ -207,10 +207,12 @@ class Run:
         training = self.config.training
         dataset = pipeline.training_dataset(
             train_cache,
+            mode=self.config.data.batching,
             batch_tokens=self.config.data.batch_tokens,
             seed=training.seed,
             start_step=self.step,
             batch_multiple=self.replicas,
+            start_id=self.model.seq2seq.start_id,
         )
         batches = iter(self.runner.distribute(dataset))
         start, logged = time.time(), self.step
@@ -273,6 +275,7 @@ class Run:
                 valid_cache,
                 batch_tokens=self.config.data.batch_tokens,
                 batch_multiple=self.replicas,
+                start_id=self.model.seq2seq.start_id,
             )
         )
         self._check_finite(math.isfinite(logs["loss"]), "validation loss")

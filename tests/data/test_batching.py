@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from tf_teaforn.data.batching import (
+    Batch,
     assign_buckets,
     batch_rows,
     batches_per_epoch,
+    bucket_plan,
     bucket_shapes,
     epoch_batches,
-    iterate_batches,
     sorted_batches,
 )
 
@@ -141,27 +142,61 @@ def test_buckets_are_mixed_within_the_epoch():
     assert abs(np.corrcoef(lengths, np.arange(len(lengths)))[0, 1]) < 0.2
 
 
-def test_iterate_batches_starts_anywhere():
+def test_plan_starts_anywhere():
     sources, targets = example_lengths(100)
-    plan = dict(shapes=SHAPES, batch_tokens=200)
-    per_epoch = batches_per_epoch(sources, targets, **plan)
+    sizes = dict(shapes=SHAPES, batch_tokens=200)
+    plan = bucket_plan(sources, targets, seed=9, **sizes)
+    per_epoch = plan.batches_per_epoch
+    assert per_epoch == batches_per_epoch(sources, targets, **sizes)
+    assert plan.shape is None
     reference = [
         (epoch * per_epoch + i, batch.indices.tolist())
         for epoch in range(4)
-        for i, batch in enumerate(epoch_batches(sources, targets, seed=9, epoch=epoch, **plan))
+        for i, batch in enumerate(epoch_batches(sources, targets, seed=9, epoch=epoch, **sizes))
     ]
     assert len(reference) == 4 * per_epoch
     for start in [0, 1, per_epoch - 1, per_epoch, per_epoch + 1, 3 * per_epoch - 1]:
-        iterator = iterate_batches(sources, targets, seed=9, start_step=start, **plan)
-        found = [(step, batch.indices.tolist()) for step, batch in itertools.islice(iterator, 20)]
+        steps = itertools.islice(plan.steps(start), 20)
+        found = [(step, batch.indices.tolist()) for step, batch in steps]
         assert found == reference[start : start + 20]
+
+
+def test_one_shape_makes_all_batches_alike():
+    sources, targets = example_lengths(101)
+    plan = bucket_plan(
+        sources, targets, shapes=SHAPES[-1:], batch_tokens=640, seed=9, batch_multiple=4
+    )
+    assert plan.shape == (8, 40, 64)
+    batches = plan.epoch(0)
+    assert {(b.rows, b.source_length, b.target_length) for b in batches} == {plan.shape}
+    assert sorted(itertools.chain(*members(batches))) == list(range(101))
+    assert [len(batch.indices) for batch in batches].count(8) == 12
 
 
 def test_one_example():
     one = np.array([3])
-    iterator = iterate_batches(one, one, shapes=SHAPES, batch_tokens=64, seed=0, start_step=10**9)
-    found = [(step, batch.indices.tolist()) for step, batch in itertools.islice(iterator, 3)]
+    plan = bucket_plan(one, one, shapes=SHAPES, batch_tokens=64, seed=0)
+    steps = itertools.islice(plan.steps(10**9), 3)
+    found = [(step, batch.indices.tolist()) for step, batch in steps]
     assert found == [(10**9, [0]), (10**9 + 1, [0]), (10**9 + 2, [0])]
+
+
+def test_shards_are_every_other_row():
+    batch = Batch(np.array([7, 8, 9, 5, 6]), 6, 16, 24)
+    shards = [batch.shard(i, 3) for i in range(3)]
+    assert members(shards) == [[7, 5], [8, 6], [9]]
+    assert {(s.rows, s.source_length, s.target_length, s.row_of) for s in shards} == {
+        (2, 16, 24, None)
+    }
+    packed = Batch(np.array([7, 8, 9, 5, 6]), 6, 16, 24, row_of=np.array([0, 0, 2, 3, 3]))
+    halves = [packed.shard(i, 2) for i in range(2)]
+    assert [(h.indices.tolist(), h.row_of.tolist(), h.rows) for h in halves] == [
+        ([7, 8, 9], [0, 0, 1], 3),
+        ([5, 6], [1, 1], 3),
+    ]
+    assert batch.shard(0, 1).indices.tolist() == batch.indices.tolist()
+    with pytest.raises(ValueError, match="6 rows do not split evenly over 4 workers"):
+        batch.shard(0, 4)
 
 
 def test_sorted_batches():

@@ -7,7 +7,12 @@ import tensorflow as tf
 
 from tf_teaforn.data import batching
 from tf_teaforn.data.cache import TokenCache, TokenRows
-from tf_teaforn.data.pipeline import decode_batches, evaluation_dataset, training_dataset
+from tf_teaforn.data.pipeline import (
+    decode_batches,
+    evaluation_dataset,
+    training_dataset,
+    training_plan,
+)
 
 COUNT = 200
 MAX_SOURCE, MAX_TARGET = 30, 20
@@ -180,6 +185,103 @@ def test_decode_batches(cache, examples, batch_size):
     assert lengths <= {8, 16, 24, 30}
     assert sorted(seen) == list(range(COUNT))
     assert [len(examples[i][0]) for i in seen] == sorted(len(source) for source, _ in examples)
+
+
+def unpacked(element, start_id):
+    """The examples of a packed batch, after checking every id, segment and position."""
+    inputs, targets, weights = tf.nest.map_structure(lambda tensor: tensor.numpy(), element)
+    assert {array.dtype for array in (*inputs.values(), targets)} == {np.dtype(np.int32)}
+    found = []
+    for row in range(len(targets)):
+        sides = []
+        for side, ids in (("encoder", inputs["encoder_token_ids"]), ("decoder", targets)):
+            segments, positions = [], []
+            parts = []
+            rest = ids[row].tolist()
+            while any(rest):
+                end = rest.index(1) + 1
+                parts.append(rest[:end])
+                segments += [len(parts)] * end
+                positions += range(end)
+                rest = rest[end:]
+            padding = [0] * len(rest)
+            assert inputs[f"{side}_segment_ids"][row].tolist() == segments + padding
+            assert inputs[f"{side}_positions"][row].tolist() == positions + padding
+            sides.append(parts)
+        shifted = [token for target in sides[1] for token in (start_id, *target[:-1])]
+        length = targets.shape[1]
+        assert inputs["decoder_token_ids"][row].tolist() == shifted + [0] * (length - len(shifted))
+        assert weights[row].tolist() == [1.0] * len(shifted) + [0.0] * (length - len(shifted))
+        if not sides[1]:
+            assert sides[0] == [[1]]
+            continue
+        found += zip(*sides, strict=True)
+    return found
+
+
+@pytest.mark.parametrize(("batch_multiple", "start_id"), [(1, 0), (4, 7)])
+def test_packed_batches_hold_every_example_once_an_epoch(cache, examples, batch_multiple, start_id):
+    options = dict(mode="pack", batch_tokens=160, seed=3, batch_multiple=batch_multiple)
+    plan = training_plan(cache, **options)
+    dataset = training_dataset(cache, start_id=start_id, **options)
+    assert tuple(dataset.element_spec[1].shape) == (plan.shape[0], plan.shape[2])
+    assert tuple(dataset.element_spec[0]["encoder_positions"].shape) == plan.shape[:2]
+    iterator = iter(dataset)
+    for _ in range(2):
+        epoch = [unpacked(next(iterator), start_id) for _ in range(plan.batches_per_epoch)]
+        assert sorted(itertools.chain(*epoch)) == sorted(examples)
+
+
+def test_fixed_batches_have_the_maximum_lengths(cache, examples):
+    dataset = training_dataset(cache, mode="fixed", batch_tokens=600, seed=3, batch_multiple=2)
+    assert tuple(dataset.element_spec[1].shape) == (20, MAX_TARGET)
+    assert tuple(dataset.element_spec[0]["encoder_token_ids"].shape) == (20, MAX_SOURCE)
+    found = [unbatched(element) for element in dataset.take(COUNT // 20)]
+    assert sorted(itertools.chain(*found)) == sorted(examples)
+
+
+@pytest.mark.parametrize("mode", ["bucket", "fixed", "pack"])
+def test_shards_are_the_rows_of_the_whole_batch(cache, mode):
+    options = dict(mode=mode, batch_tokens=160, seed=3, batch_multiple=4, start_step=2)
+    whole = as_lists(training_dataset(cache, **options), 6)
+    shards = [
+        as_lists(training_dataset(cache, shard=(index, 2), **options), 6) for index in range(2)
+    ]
+    for batch, *parts in zip(whole, *shards, strict=True):
+        for index, part in enumerate(parts):
+            assert part[1] == batch[1][index::2]
+            assert part[2] == batch[2][index::2]
+            assert part[0].keys() == batch[0].keys()
+            assert all(part[0][name] == rows[index::2] for name, rows in batch[0].items())
+
+
+def test_start_id(cache):
+    for dataset in (
+        training_dataset(cache, batch_tokens=160, seed=3, start_id=9),
+        evaluation_dataset(cache, batch_tokens=160, start_id=9),
+    ):
+        inputs, targets, _ = next(iter(dataset))
+        assert set(inputs["decoder_token_ids"].numpy()[:, 0]) == {9}
+        assert (inputs["decoder_token_ids"][:, 1:] == targets[:, :-1]).numpy().all()
+
+
+def test_the_loss_of_an_epoch_does_not_depend_on_how_it_is_batched(cache):
+    from tf_teaforn.models.catalog import build_model
+    from tf_teaforn.teaforn import TeaForN
+
+    seq2seq = build_model("transformer_tiny", 1300, num_layers=1, hidden_dim=16, dropout=0.0)
+    model = TeaForN(seq2seq, n=3)
+    losses = []
+    for mode in ("bucket", "fixed", "pack"):
+        options = dict(mode=mode, batch_tokens=1500, seed=3)
+        steps = training_plan(cache, **options).batches_per_epoch
+        sums = [
+            model.loss_sums(inputs, targets, weights)
+            for inputs, targets, weights in training_dataset(cache, **options).take(steps)
+        ]
+        losses.append(np.sum([[*s.stages, s.correct, s.tokens] for s in sums], axis=0))
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=1e-5)
 
 
 def test_training_in_keras_fit(cache):

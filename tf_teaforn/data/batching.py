@@ -5,6 +5,7 @@ interrupted run continue exactly, without the state of an iterator.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +23,36 @@ class Batch:
     """One batch, of static shape [rows, source_length] and [rows, target_length].
 
     Attributes:
-      indices: int64 [b], b <= rows: the examples. The other `rows - b` rows are padding.
+      indices: int64 [b]: the examples.
       rows: number of rows, padding rows included.
       source_length: S, EOS included.
       target_length: T, EOS included.
+      row_of: int64 [b], not descending: the row that holds each example; None: example i is alone
+        in row i. A row that holds none is padding.
     """
 
     indices: np.ndarray
     rows: int
     source_length: int
     target_length: int
+    row_of: np.ndarray | None = None
+
+    def shard(self, index: int, count: int) -> "Batch":
+        """The share of worker `index` of `count`: every count-th row from row `index` on.
+
+        Raises:
+          ValueError: the rows cannot be split evenly.
+        """
+        if self.rows % count:
+            raise ValueError(f"{self.rows} rows do not split evenly over {count} workers")
+        row_of = np.arange(len(self.indices)) if self.row_of is None else self.row_of
+        mine = row_of % count == index
+        return dataclasses.replace(
+            self,
+            indices=self.indices[mine],
+            rows=self.rows // count,
+            row_of=None if self.row_of is None else row_of[mine] // count,
+        )
 
 
 def bucket_shapes(max_source_length: int, max_target_length: int) -> tuple[Shape, ...]:
@@ -88,6 +109,11 @@ def assign_buckets(
     return np.maximum(*buckets)
 
 
+def random_generator(*key: int) -> np.random.Generator:
+    """Random numbers that are the same in every release of NumPy for the same whole numbers."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
 def batch_rows(shape: Shape, batch_tokens: int, batch_multiple: int = 1) -> int:
     """Rows of a batch whose longer side holds about `batch_tokens` ids, padding included."""
     rows = batch_tokens // max(shape)
@@ -133,7 +159,7 @@ def epoch_batches(
       epoch: at least 0.
       batch_multiple: every batch has a multiple of this many rows, for equal shares to replicas.
     """
-    random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
+    random = random_generator(seed, epoch)
     buckets = assign_buckets(source_lengths, target_lengths, shapes)
     batches = []
     for bucket, shape in enumerate(shapes):
@@ -142,30 +168,55 @@ def epoch_batches(
     return [batches[i] for i in random.permutation(len(batches))]
 
 
-def iterate_batches(
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The batches of all epochs, each epoch of as many.
+
+    Attributes:
+      epoch: epoch, from 0 -> its batches in order.
+      batches_per_epoch: their number.
+      shape: (rows, S, T) of every batch; None where batches differ.
+    """
+
+    epoch: Callable[[int], list[Batch]]
+    batches_per_epoch: int
+    shape: tuple[int, int, int] | None
+
+    def steps(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Endless (step, batch), epoch after epoch, from `start_step` on.
+
+        Steps count from 0. Starting late costs no more than starting at 0.
+        """
+        first_epoch, skipped = divmod(start_step, self.batches_per_epoch)
+        step = start_step
+        for epoch in itertools.count(first_epoch):
+            for batch in self.epoch(epoch)[skipped:]:
+                yield step, batch
+                step += 1
+            skipped = 0
+
+
+def bucket_plan(
     source_lengths: np.ndarray,
     target_lengths: np.ndarray,
     *,
     shapes: Sequence[Shape],
     batch_tokens: int,
     seed: int,
-    start_step: int = 0,
     batch_multiple: int = 1,
-) -> Iterator[tuple[int, Batch]]:
-    """Endless (step, batch), epoch after epoch of `epoch_batches`, from `start_step` on.
-
-    Steps count from 0. Starting late costs no more than starting at 0.
-    """
-    plan = dict(shapes=shapes, batch_tokens=batch_tokens, batch_multiple=batch_multiple)
-    per_epoch = batches_per_epoch(source_lengths, target_lengths, **plan)
-    first_epoch, skipped = divmod(start_step, per_epoch)
-    step = start_step
-    for epoch in itertools.count(first_epoch):
-        batches = epoch_batches(source_lengths, target_lengths, seed=seed, epoch=epoch, **plan)
-        for batch in batches[skipped:]:
-            yield step, batch
-            step += 1
-        skipped = 0
+) -> Plan:
+    """The plan of `epoch_batches`; with a single shape, all batches are alike."""
+    sizes = dict(shapes=shapes, batch_tokens=batch_tokens, batch_multiple=batch_multiple)
+    plan = functools.partial(epoch_batches, source_lengths, target_lengths, seed=seed, **sizes)
+    shape = None
+    if len(shapes) == 1:
+        first = plan(epoch=0)[0]
+        shape = (first.rows, first.source_length, first.target_length)
+    return Plan(
+        lambda epoch: plan(epoch=epoch),
+        batches_per_epoch(source_lengths, target_lengths, **sizes),
+        shape,
+    )
 
 
 def sorted_batches(

@@ -1,0 +1,162 @@
+"""Several short examples in one row, so that next to nothing of a batch is padding.
+
+Which examples share a row is drawn from the seed alone; which rows share a batch, and in which
+order batches come, from (seed, epoch). All epochs thus have as many batches, and the batch of any
+step can be named at once.
+"""
+
+import math
+
+import numpy as np
+
+from tf_teaforn.data import batching
+from tf_teaforn.data.batching import Batch, Plan, Shape
+
+_LENGTH_MULTIPLE = 8
+# How far the row's sides may be off the proportion of the data's. It is padding on one of them.
+_TOLERANCE = 0.01
+# Examples that are packed together: many enough to fill rows well, few enough to stay mixed.
+_WINDOW = 1024
+# Windows that are packed at a time; bounds the memory.
+_WINDOWS = 4096
+
+
+def pack_shape(source_lengths: np.ndarray, target_lengths: np.ndarray) -> Shape:
+    """(S, T) of a packed row: multiples of 8 that hold the longest example.
+
+    Sources and targets of a language pair are not equally long: rows of equal sides would be full
+    of targets and have room left for sources, or the other way round. So the sides are in the
+    proportion of all sources to all targets, to 1%, and the row is the smallest of that kind. No
+    side exceeds the double of its longest example, for the cost of attention; where that leaves no
+    such row, it is the one whose proportion comes nearest.
+    """
+    sides = []
+    for lengths in (target_lengths, source_lengths):
+        least = math.ceil(int(lengths.max()) / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        sides.append(np.arange(least, 2 * least + 1, _LENGTH_MULTIPLE))
+    targets, sources = (side.ravel() for side in np.meshgrid(*sides, indexing="ij"))
+    proportion = int(source_lengths.sum(dtype=np.int64)) / int(target_lengths.sum(dtype=np.int64))
+    error = np.abs(np.log(sources / targets / proportion))
+    # The first that will do, or the best.
+    best = np.argmin(np.maximum(error, _TOLERANCE))
+    return int(sources[best]), int(targets[best])
+
+
+def pack_rows(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, shape: Shape, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Puts every example into one row.
+
+    Shuffled windows of 1,024 examples are packed apart from each other, longest first, each into
+    the first row of its window that has room on both sides (first-fit decreasing). All windows
+    advance together, one example each, which makes it a loop over 1,024 and not over all examples.
+
+    Args:
+      source_lengths: int [N], EOS included.
+      target_lengths: int [N], EOS included.
+      shape: (S, T) of a row.
+      seed: at least 0.
+
+    Returns:
+      (examples int64 [N], offsets int64 [R + 1]): row r holds `examples[offsets[r]:offsets[r+1]]`.
+
+    Raises:
+      ValueError: an example is longer than a row.
+    """
+    count = len(source_lengths)
+    for lengths, size in zip((source_lengths, target_lengths), shape, strict=True):
+        if (longest := int(lengths.max())) > size:
+            raise ValueError(f"an example of length {longest} does not fit rows of {shape}")
+    windows = math.ceil(count / _WINDOW)
+    # -1 fills up the windows that are one short.
+    members = np.full(windows * math.ceil(count / windows), -1, np.int64)
+    members[:count] = batching.random_generator(seed).permutation(count)
+    members = members.reshape(-1, windows).T
+    packed, rows, first_row = [], [], 0
+    for start in range(0, windows, _WINDOWS):
+        window = members[start : start + _WINDOWS]
+        sides = [
+            np.where(window < 0, 0, lengths[window]).astype(np.int32)
+            for lengths in (source_lengths, target_lengths)
+        ]
+        order = np.argsort(
+            -np.maximum(*(side / size for side, size in zip(sides, shape, strict=True))),
+            axis=1,
+            kind="stable",
+        )
+        window, *sides = (np.take_along_axis(array, order, axis=1) for array in (window, *sides))
+        row_of, used = _first_fit(*sides, shape)
+        row_of += first_row + (np.cumsum(used) - used)[:, None]
+        first_row += int(used.sum())
+        packed.append(window[window >= 0])
+        rows.append(row_of[window >= 0])
+    packed, rows = np.concatenate(packed), np.concatenate(rows)
+    offsets = np.zeros(first_row + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=first_row), out=offsets[1:])
+    return packed[np.argsort(rows, kind="stable")], offsets
+
+
+def _first_fit(
+    sources_WxK: np.ndarray, targets_WxK: np.ndarray, shape: Shape
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the examples of W windows, counted from 0 in each, and how many each window used."""
+    windows, count = sources_WxK.shape
+    # One row a window is always unused, so that the search below finds one.
+    room = np.full((2, windows, 1), np.reshape(shape, (2, 1, 1)), np.int32)
+    used = np.zeros(windows, np.int64)
+    row_of = np.empty((windows, count), np.int64)
+    every = np.arange(windows)
+    for i in range(count):
+        source, target = sources_WxK[:, i], targets_WxK[:, i]
+        fits = (room[0] >= source[:, None]) & (room[1] >= target[:, None])
+        row = np.argmax(fits, axis=1)
+        row_of[:, i] = row
+        room[0, every, row] -= source
+        room[1, every, row] -= target
+        # What fills up a window has no length and opens no row.
+        np.maximum(used, np.where(source > 0, row + 1, 0), out=used)
+        if used.max() == room.shape[2]:
+            unused = np.full_like(room, np.reshape(shape, (2, 1, 1)))
+            room = np.concatenate([room, unused], axis=2)
+    return row_of, used
+
+
+def pack_plan(
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    *,
+    batch_tokens: int,
+    seed: int,
+    batch_multiple: int = 1,
+) -> Plan:
+    """The plan of batches of packed rows, all of one shape; each example is in exactly one.
+
+    The last batch of an epoch may hold fewer rows than the others; the rest of it is padding.
+
+    Args:
+      source_lengths: int [N], EOS included.
+      target_lengths: int [N], EOS included.
+      batch_tokens: ids of a batch on its longer side, padding included.
+      seed: at least 0.
+      batch_multiple: every batch has a multiple of this many rows, for equal shares to replicas.
+    """
+    shape = pack_shape(source_lengths, target_lengths)
+    examples, offsets = pack_rows(source_lengths, target_lengths, shape, seed)
+    sizes = np.diff(offsets)
+    packed = len(sizes)
+    rows = batching.batch_rows(shape, batch_tokens, batch_multiple)
+    rows = min(rows, math.ceil(packed / batch_multiple) * batch_multiple)
+    starts = range(0, packed, rows)
+
+    def batch(members: np.ndarray) -> Batch:
+        row_of = np.repeat(np.arange(len(members)), sizes[members])
+        within = np.arange(len(row_of)) - np.repeat(
+            np.cumsum(sizes[members]) - sizes[members], sizes[members]
+        )
+        return Batch(examples[offsets[members][row_of] + within], rows, *shape, row_of)
+
+    def epoch(number: int) -> list[Batch]:
+        order = batching.random_generator(seed, number).permutation(packed)
+        return [batch(order[start : start + rows]) for start in starts]
+
+    return Plan(epoch, len(starts), (rows, *shape))
