@@ -4,11 +4,12 @@ import keras
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.embedding import TokenEmbedding
+from tf_teaforn.models.rnn import RnnDecoder, RnnEncoder
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import TransformerDecoder, TransformerEncoder
 
 
-def _transformer(vocabulary_size, dtype=None, scaled_embedding=True, **settings):
+def _model(encoder, decoder, vocabulary_size, dtype=None, scaled_embedding=True, **settings):
     policy = keras.dtype_policies.get(dtype) if dtype else None
     return Seq2Seq(
         TokenEmbedding(
@@ -18,8 +19,8 @@ def _transformer(vocabulary_size, dtype=None, scaled_embedding=True, **settings)
             dtype=policy,
             name="embedding",
         ),
-        TransformerEncoder(**settings, dtype=policy, name="encoder"),
-        TransformerDecoder(**settings, dtype=policy, name="decoder"),
+        encoder(**settings, dtype=policy, name="encoder"),
+        decoder(**settings, dtype=policy, name="decoder"),
     )
 
 
@@ -44,6 +45,14 @@ _TRANSFORMERS = {
     "transformer_big": _sizes(6, 1024, 4096, 16, 0.3),
     "transformer_big_enfr": _sizes(6, 1024, 4096, 16, 0.1),
 }
+_RNNS = {
+    "rnn_base": {"num_layers": 2, "hidden_dim": 512, "cell": "lstm", "dropout": 0.2},
+}
+# Name -> encoder, decoder, settings of both.
+_MODELS = {
+    **{name: (TransformerEncoder, TransformerDecoder, s) for name, s in _TRANSFORMERS.items()},
+    **{name: (RnnEncoder, RnnDecoder, s) for name, s in _RNNS.items()},
+}
 
 # Zhang et al. 2020, PEGASUS, section 6.1, as google-research/pegasus builds it; its vocabulary has
 # 96,103 subwords.
@@ -58,7 +67,7 @@ _TRANSFORMERS["pegasus_large"] = {
 
 def model_names():
     """Names that `build_model` knows."""
-    return tuple(_TRANSFORMERS)
+    return tuple(_MODELS)
 
 
 def build_model(name, vocabulary_size, **overrides):
@@ -69,14 +78,16 @@ def build_model(name, vocabulary_size, **overrides):
         vocabulary_size: V, with id 0 for padding and start, 1 for end of sentence.
         **overrides: settings that differ from the named model's: num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout, norm and the other arguments of
-            `TransformerEncoder`; dtype, a Keras policy such as "mixed_bfloat16".
+            `TransformerEncoder`, or those of `RnnEncoder`; dtype, a Keras policy such as
+            "mixed_bfloat16".
 
     Raises:
         UserError: unknown name or setting.
     """
-    if name not in _TRANSFORMERS:
+    if name not in _MODELS:
         raise UserError(f"Unknown model {name!r}. Write one of: {', '.join(model_names())}.")
+    encoder, decoder, settings = _MODELS[name]
     try:
-        return _transformer(vocabulary_size, **{**_TRANSFORMERS[name], **overrides})
+        return _model(encoder, decoder, vocabulary_size, **{**settings, **overrides})
     except (TypeError, ValueError) as error:
         raise UserError(f"Model {name} cannot be built: {error}") from error
