@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-COMMANDS = ("train", "evaluate", "decode", "score", "export", "build_vocab")
+COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab")
 
 setup(
     name="tf-teaforn",

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -339,6 +340,35 @@ def test_average_keeps_what_float32_sums_would_lose(tmp_path):
         checkpoint.save(tmp_path, step, {"w": np.float32([value])}, {}, {}, keep=3)
     weights, _ = checkpoint.load_weights(tmp_path, "average:3")
     np.testing.assert_array_equal(weights["w"], np.float32([1 / 3]))
+
+
+def test_a_written_average(tmp_path):
+    save(tmp_path, 1, 2, 3)
+    weights, _ = checkpoint.load_weights(tmp_path, "average:2")
+    written = checkpoint.write_average(tmp_path, 2)
+    folder = epath.Path(tmp_path) / "averages" / "average-2-3"
+    assert written == checkpoint.Checkpoint("average-2-3", (folder,), (2, 3))
+    assert {path.name for path in folder.iterdir()} == {MODEL, STATE}
+    # It stays what it is while training goes on.
+    save(tmp_path, 4)
+    assert_equal(checkpoint.load_weights(tmp_path, "average-2-3")[0], weights)
+    assert checkpoint.load_weights(tmp_path, "average-2-3")[1]["steps"] == [2, 3]
+    assert checkpoint.steps(tmp_path) == [1, 2, 3, 4]
+    with pytest.raises(UserError, match="average-2-4: .* steps saved: 1, 2, 3, 4"):
+        checkpoint.resolve(tmp_path, "average-2-4")
+
+
+def test_averaging_copies_or_runs_with_other_settings_is_refused(tmp_path):
+    save(tmp_path, 1, 2)
+    shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "3")
+    with pytest.raises(UserError, match="2 and .*3 hold the same weights: cannot average"):
+        checkpoint.load_weights(tmp_path, "average:2")
+    for step, settings in ((3, "a"), (4, "b")):
+        weights = {"w": np.float32([step])}
+        checkpoint.save(tmp_path, step, weights, {}, {"settings": settings}, keep=9)
+    with pytest.raises(UserError, match="3 and .*4 were trained with different settings"):
+        checkpoint.write_average(tmp_path, 2)
+    assert not (tmp_path / "averages").exists()
 
 
 def test_averaging_different_models_is_refused(tmp_path):

@@ -1,18 +1,25 @@
 """What bin/evaluate computes and writes, with a translator of known answers."""
 
+import hashlib
 import json
+import logging
+import subprocess
+import sys
 import types
 
 import pytest
 import sacrebleu
 
-from tf_teaforn import checkpoint, evaluation, model_dir
+from tf_teaforn import checkpoint, evaluation, metrics, model_dir
 from tf_teaforn.config import RunConfig
-from tf_teaforn.data.sources import GeneratedSource
+from tf_teaforn.data.sources import GeneratedSource, TfdsSource
+from tf_teaforn.data.test_sets import language_pair_of
 from tf_teaforn.errors import UserError
+from tf_teaforn.evaluation import Request
 from tf_teaforn.task import Task
 
 REFERENCES = ["one two three four five", "a b\nc d", "same again and again"]
+SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
 ANSWERS = {1: ["one two three five", "a b\nc d", ""], 4: ["one two three four five", "x", "same"]}
 
 
@@ -52,25 +59,35 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_files(folder):
-    results = evaluation.evaluate(folder, TASK, "test", "average:2", [1, 4], 0.5)
+    request = Request(
+        checkpoint="average:2", beam_sizes=[1, 4], alpha=0.5, command=["evaluate", "--a=b c"]
+    )
+    results = evaluation.evaluate(folder, TASK, request)
     names = [f"test-average-2-30-beam{beam}-alpha0.5" for beam in (1, 4)]
     files = sorted(path.name for path in (folder / "eval").iterdir())
-    assert files == [f"{name}.{kind}" for name in names for kind in ("json", "txt")]
+    expected = [f"{name}.{kind}" for name in names for kind in ("json", "txt")]
+    assert files == [*expected, "test.references.txt"]
+    references = (folder / "eval" / "test.references.txt").read_bytes()
+    assert references == b"one two three four five\na b<n>c d\nsame again and again\n"
+    assert evaluation.read_lines(folder / "eval" / "test.references.txt") == REFERENCES
     for name, beam, result in zip(names, (1, 4), results, strict=True):
         assert json.loads((folder / "eval" / f"{name}.json").read_text()) == result
         text = (folder / "eval" / f"{name}.txt").read_bytes().decode()
         assert text == "".join(answer.replace("\n", "<n>") + "\n" for answer in ANSWERS[beam])
         assert result.pop("seconds") >= 0
-        bleu = sacrebleu.BLEU()
-        score = bleu.corpus_score(ANSWERS[beam], [REFERENCES]).score
+        of = {name: metric() for name, metric in SACREBLEU.items()}
+        scores = {
+            name: metric.corpus_score(ANSWERS[beam], [REFERENCES]).score
+            for name, metric in of.items()
+        }
         equal = sum(a == b for a, b in zip(ANSWERS[beam], REFERENCES, strict=True))
         assert result == {
             "metrics": {
-                "bleu": pytest.approx(score),
+                **{name: pytest.approx(score) for name, score in scores.items()},
                 "exact_match": pytest.approx(100 * equal / 3),
             },
             "signature": {
-                "bleu": str(bleu.get_signature()),
+                **{name: str(metric.get_signature()) for name, metric in of.items()},
                 "exact_match": "nrefs:1|case:mixed|tok:none",
             },
             "examples": 3,
@@ -79,6 +96,9 @@ def test_files(folder):
             "checkpoint": "average-2-30",
             "steps": [20, 30],
             "split": "test",
+            "references_sha256": hashlib.sha256(references).hexdigest(),
+            "warnings": [],
+            "command": "evaluate '--a=b c'",
         }
 
 
@@ -89,7 +109,7 @@ def test_the_run_s_search_is_the_default(folder):
 
 
 def test_separators_in_a_split_s_name(folder):
-    evaluation.evaluate(folder, TASK, "wmt13/a:b", beam_sizes=[1])
+    evaluation.evaluate(folder, TASK, Request("wmt13/a:b", beam_sizes=[1]))
     assert (folder / "eval" / "wmt13_a_b-average-2-30-beam1-alpha1.0.txt").exists()
 
 
@@ -98,11 +118,26 @@ def test_refusals_come_before_the_model_is_loaded(folder, monkeypatch):
     with pytest.raises(
         UserError, match="^This task has no split 'dev'. Write one of: test, wmt13/a:b, empty"
     ):
-        evaluation.evaluate(folder, TASK, "dev")
+        evaluation.evaluate(folder, TASK, Request("dev"))
     with pytest.raises(UserError, match="^The split empty has no examples"):
-        evaluation.evaluate(folder, TASK, "empty")
+        evaluation.evaluate(folder, TASK, Request("empty"))
     with pytest.raises(UserError, match="^--beam_size=0: write 1 or more"):
-        evaluation.evaluate(folder, TASK, beam_sizes=[4, 0])
+        evaluation.evaluate(folder, TASK, Request(beam_sizes=[4, 0]))
+    with pytest.raises(UserError, match="^there is no metric 'meteor'"):
+        evaluation.evaluate(folder, TASK, Request(metrics=["bleu", "meteor"]))
+    with pytest.raises(UserError, match="^--language_pair belongs to --test_set"):
+        evaluation.evaluate(folder, TASK, Request(language_pair="en-de"))
+    with pytest.raises(UserError, match="^--test_set=wmt14: the task does not say which languages"):
+        evaluation.evaluate(folder, TASK, Request(test_set="wmt14"))
+    with pytest.raises(UserError, match="no such test set. Did you mean wmt14/full or"):
+        evaluation.evaluate(folder, TASK, Request(test_set="wmt14/ful", language_pair="en-de"))
+    with pytest.raises(UserError, match="^--language_pair=de-fr: the test set wmt14 has .*en-fr"):
+        evaluation.evaluate(folder, TASK, Request(test_set="wmt14", language_pair="de-fr"))
+    with pytest.raises(UserError, match="^--compare=/no: there is no such file"):
+        evaluation.evaluate(folder, TASK, Request(compare="/no"))
+    (folder / "other.txt").write_text("one line\n")
+    with pytest.raises(UserError, match="has 1 lines for 3 references"):
+        evaluation.evaluate(folder, TASK, Request(compare=str(folder / "other.txt")))
     assert not (folder / "eval").exists()
 
 
@@ -110,3 +145,81 @@ def test_read_examples():
     sources, references = evaluation.read_examples(TASK.source, "test")
     assert sources == ["source 0", "source 1", "source 2"]
     assert references == REFERENCES
+
+
+@pytest.fixture
+def wmt14(tmp_path, monkeypatch):
+    """sacreBLEU's cache, in another place, and without a network."""
+    dataset = sacrebleu.DATASETS["wmt14"]
+    monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14"))
+    monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14" / "raw"))
+
+    def unreachable(url):
+        raise OSError("Temporary failure in name resolution")
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    return dataset
+
+
+def test_a_test_set_that_is_not_cached(folder, wmt14):
+    with pytest.raises(
+        UserError,
+        match=r"^--test_set=wmt14 is not in sacrebleu's cache and cannot be downloaded "
+        r"\(Temporary failure in name resolution\). Run `sacrebleu --download wmt14 -l en-de`",
+    ):
+        evaluation.evaluate(folder, TASK, Request(test_set="wmt14", language_pair="en-de"))
+
+
+def test_a_test_set_of_sacrebleu(folder, wmt14):
+    for field in wmt14.fieldnames("en-de"):
+        lines = {"src": [f"source {i}" for i in range(3)], "ref": ["x y", "été\u2028", " z "]}
+        path = model_dir.epath.Path(wmt14._get_txt_file_path("en-de", field))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines.get(field, ["-"] * 3)) + "\n")
+    task = Task("wmt", "", TfdsSource("wmt14_translate/de-en", "en", "de"), ("bleu",), "bleu", {})
+    assert language_pair_of(task.source) == "en-de"
+    (result,) = evaluation.evaluate(folder, task, Request(test_set="wmt14", beam_sizes=[4]))
+    assert result["split"] == "wmt14" and result["examples"] == 3
+    references = folder / "eval" / "wmt14.references.txt"
+    assert references.read_bytes() == "x y\nété\n z\n".encode()
+    assert (folder / "eval" / "wmt14-average-2-30-beam4-alpha1.0.json").exists()
+
+
+def test_the_sacrebleu_command_agrees_on_the_files(folder):
+    (result,) = evaluation.evaluate(folder, TASK, Request(beam_sizes=[4]))
+    # A newline inside a text is a space to sacreBLEU.
+    for name in ("test.references", "test-average-2-30-beam4-alpha1.0"):
+        path = folder / "eval" / f"{name}.txt"
+        path.write_text(path.read_text().replace("<n>", " "))
+    command = ["-m", "sacrebleu", "eval/test.references.txt", "-i", str(path), "-w", "10"]
+    done = subprocess.run(
+        [sys.executable, *command, "-m", "bleu", "chrf", "ter"],
+        cwd=folder,
+        capture_output=True,
+        check=True,
+    )
+    for expected, value in zip(json.loads(done.stdout), ("bleu", "chrf", "ter"), strict=True):
+        assert 0 < expected["score"] < 100
+        assert result["metrics"][value] == pytest.approx(expected["score"], abs=1e-9)
+        assert result["signature"][value] == expected["signature"]
+
+
+def test_comparison_and_intervals(folder):
+    evaluation.evaluate(folder, TASK, Request(beam_sizes=[1]))
+    other = str(folder / "eval" / "test-average-2-30-beam1-alpha1.0.txt")
+    request = Request(beam_sizes=[4], compare=other, intervals=True)
+    (result,) = evaluation.evaluate(folder, TASK, request)
+    assert result["compared_with"] == other
+    assert set(result["comparison"]) == {"bleu", "chrf", "ter", "exact_match"}
+    expected = metrics.compare("bleu", ANSWERS[1], ANSWERS[4], REFERENCES)
+    assert result["comparison"]["bleu"]["p_value"] == expected.p_value
+    low, high = result["interval_95"]["bleu"]
+    assert low < result["metrics"]["bleu"] < high
+
+
+def test_text_that_looks_tokenised(folder, monkeypatch, caplog):
+    monkeypatch.setitem(ANSWERS, 4, ["on@@ e two", "a , b", "same"])
+    with caplog.at_level(logging.WARNING):
+        (result,) = evaluation.evaluate(folder, TASK, Request(beam_sizes=[4]))
+    (warning,) = result["warnings"]
+    assert warning.startswith("1 of 3 hypotheses have subword marks") and warning in caplog.text

@@ -1,12 +1,15 @@
+import csv
 import itertools
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import sacrebleu
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.metrics import compute_metrics
+from tf_teaforn.metrics import compare, compute_metrics, tokenized_warning
 
 HYPOTHESES = [
     "The cat sat on the mat.",
@@ -24,21 +27,37 @@ REFERENCES = [
 ]
 
 
-def test_bleu_and_signature_equal_the_sacrebleu_command_line(tmp_path):
+def test_scores_and_signatures_equal_the_sacrebleu_command_line(tmp_path):
     (tmp_path / "hypotheses").write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
     (tmp_path / "references").write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
-    command = ["-m", "sacrebleu", "references", "-i", "hypotheses", "-m", "bleu", "-w", "10"]
-    finished = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    expected = json.loads(finished.stdout)
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-w", "10"]
+    names = ("bleu", "chrf", "ter", "bleu_lc")
+    result = compute_metrics(names, HYPOTHESES, REFERENCES)
+    for flags, found in ((["-m", "bleu", "chrf", "ter"], names[:3]), (["-lc"], names[3:])):
+        done = subprocess.run([*command, *flags], cwd=tmp_path, capture_output=True, check=True)
+        expected = json.loads(done.stdout)
+        for name, score in zip(found, expected if len(found) > 1 else [expected], strict=True):
+            assert 0 < score["score"] < 100
+            assert result.values[name] == pytest.approx(score["score"], abs=1e-9)
+            assert result.signatures[name] == score["signature"]
+    assert "case:lc" in result.signatures["bleu_lc"] and "tok:13a" in result.signatures["bleu"]
 
-    result = compute_metrics(["bleu"], HYPOTHESES, REFERENCES)
 
-    assert 0 < expected["score"] < 100
-    assert result.values == {"bleu": pytest.approx(expected["score"], abs=1e-9)}
-    assert result.signatures == {"bleu": expected["signature"]}
-    assert "tok:13a" in expected["signature"]
+def test_rouge_equals_the_rouge_score_command_line(tmp_path):
+    (tmp_path / "targets").write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
+    (tmp_path / "predictions").write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
+    types = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    command = [
+        *("-m", "rouge_score.rouge", "--use_stemmer", "--noaggregate"),
+        *("--target_filepattern=targets", "--prediction_filepattern=predictions"),
+        *("--output_filename=scores.csv", f"--rouge_types={','.join(types)}"),
+    ]
+    subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, check=True)
+    rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
+    values = compute_metrics(["rouge"], HYPOTHESES, REFERENCES).values
+    for name in types:
+        expected = np.mean([float(row[f"{name}-F"]) for row in rows])
+        assert values[name] == pytest.approx(100 * expected, abs=1e-3)
 
 
 def subsequences(tokens):
@@ -136,3 +155,64 @@ def test_unusable_input_is_refused():
         compute_metrics(["bleu"], [], [])
     with pytest.raises(UserError, match="'meteor'.*bleu, rouge, exact_match"):
         compute_metrics(["meteor"], ["a"], ["a"])
+    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
+        compare("bleu", ["a"], ["a", "b"], ["a", "b"])
+
+
+BASELINE = ["A cat is on the mat.", "He said: it is far away.", "Where are they?", "Nothing", "Der"]
+
+
+def test_paired_bootstrap_equals_brute_force():
+    """From scores of the resampled texts themselves, on sacreBLEU's random indices."""
+    indices = np.random.default_rng(12345).choice(5, size=(1000, 5), replace=True)
+
+    def corpus(texts, rows):
+        chosen = [[texts[i] for i in rows], [[REFERENCES[i] for i in rows]]]
+        return sacrebleu.BLEU().corpus_score(*chosen).score
+
+    def mean(texts, rows):
+        chosen = [[texts[i] for i in rows], [REFERENCES[i] for i in rows]]
+        return compute_metrics(["rouge"], *chosen).values["rougeL"]
+
+    for value, score, count in (("bleu", corpus, 1000), ("rougeL", mean, 1000)):
+        cache = {}
+        differences = []
+        for rows in map(tuple, np.sort(indices[:count], axis=1)):
+            if rows not in cache:
+                cache[rows] = abs(score(HYPOTHESES, rows) - score(BASELINE, rows))
+            differences.append(cache[rows])
+        real = score(HYPOTHESES, range(5)) - score(BASELINE, range(5))
+        extreme = np.sum(np.array(differences) - np.mean(differences) > abs(real))
+        found = compare(value, BASELINE, HYPOTHESES, REFERENCES)
+        assert found.system - found.baseline == pytest.approx(real)
+        assert found.p_value == pytest.approx((extreme + 1) / 1001, abs=0.003)
+        assert "bs:1000" in found.signature and "seed:12345" in found.signature
+    assert compare("bleu", HYPOTHESES, HYPOTHESES, REFERENCES).p_value == 1
+
+
+def test_intervals_are_those_of_resampled_examples():
+    state = np.random.get_state()[1].copy()
+    result = compute_metrics(("bleu", "rouge", "exact_match"), HYPOTHESES, REFERENCES, True)
+    assert set(result.intervals) == set(result.values) - {"exact_match"}
+    for name, (low, high) in result.intervals.items():
+        assert low < result.values[name] < high
+    indices = np.random.default_rng(0).choice(5, size=(5000, 5))
+    singles = [
+        compute_metrics(["rouge"], [hypothesis], [reference]).values["rouge1"]
+        for hypothesis, reference in zip(HYPOTHESES, REFERENCES, strict=True)
+    ]
+    expected = np.percentile(np.array(singles)[indices].mean(axis=1), [2.5, 97.5])
+    np.testing.assert_allclose(result.intervals["rouge1"], expected, atol=2)
+    np.testing.assert_array_equal(np.random.get_state()[1], state)
+
+
+def test_tokenised_text_is_noticed():
+    plain = ["Yes, he came. No, he left.", "Prix : 3,5 € ; merci !"] * 3
+    assert tokenized_warning(plain, plain) is None
+    apart = ["Yes , he came .", "No , he left ."] * 3
+    assert tokenized_warning(apart, plain).startswith("12 of 12 commas and stops of the hypotheses")
+    assert "of the references" in tokenized_warning(plain, apart)
+    assert tokenized_warning(["fe@@ w"], plain).startswith("1 of 1 hypotheses have subword marks")
+    assert "subword marks" in tokenized_warning(["\u2581few"], plain)
+    # Too few to tell.
+    assert tokenized_warning(["a , b"], ["a, b"]) is None

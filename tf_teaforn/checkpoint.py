@@ -2,6 +2,7 @@
 
     <model_dir>/checkpoints/<step>/   model.safetensors  optimizer.safetensors  state.json
     <model_dir>/best/                 model.safetensors  state.json
+    <model_dir>/averages/<name>/      model.safetensors  state.json    name: average-<n>-<last step>
 
 A folder is written as `<name>.tmp`, flushed to the disk and then renamed; what it replaces is
 `<name>.old` until that is done. `state.json` is written last and removed first, so a folder without
@@ -114,7 +115,10 @@ def steps(model_dir: epath.PathLike) -> list[int]:
 
 
 def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
-    """Finds the checkpoint that `spec` (best, latest, <step> or average:<n>) stands for.
+    """Finds the checkpoint that `spec` stands for.
+
+    Args:
+        spec: best, latest, <step>, average:<n>, or the name of what `write_average` wrote.
 
     Raises:
         UserError: there is no such checkpoint, or not enough to average; names those that exist.
@@ -133,6 +137,14 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
                 "Name one with --checkpoint"
             )
         return Checkpoint("best", (folder,), (_read_record(folder)["step"],))
+    if re.fullmatch(r"average-[1-9][0-9]{0,8}-[0-9]{1,18}", spec):
+        folder = _find(_averages(model_dir) / spec)
+        if folder is None:
+            raise UserError(
+                f"--checkpoint={spec}: {model_dir} does not have it; steps saved: {listing}. "
+                "bin/average writes it"
+            )
+        return Checkpoint(spec, (folder,), tuple(_read_record(folder)["averaged"]))
 
     if spec == "latest":
         count, chosen = 1, available[-1:]
@@ -162,7 +174,8 @@ def load_weights(
     """Reads the weights of the checkpoint that `spec` stands for (see `resolve`).
 
     `average:<n>` is the mean of the last n checkpoints, summed in float64 and returned in the
-    weights' own type; tensors that are not floating point are the last checkpoint's.
+    weights' own type; tensors that are not floating point are the last checkpoint's. Checkpoints
+    that hold the same weights or were trained with different settings are refused.
 
     Returns:
         Arrays by name, and the state that `save` was given, with "step" (of the last checkpoint),
@@ -235,6 +248,29 @@ def promote_best(model_dir: epath.PathLike, step: int, metrics: Mapping[str, flo
     return best
 
 
+def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
+    """Writes the mean weights of the last `count` checkpoints to `<model_dir>/averages/<name>`.
+
+    Returns:
+        What was written, to be asked for by its name.
+
+    Raises:
+        UserError: as `load_weights`, or the folder cannot be written.
+    """
+    checkpoint = resolve(model_dir, f"average:{count}")
+    records = [_read_record(folder) for folder in checkpoint.folders]
+    weights = _mean_weights(checkpoint.folders, records)
+    folder = _averages(model_dir) / checkpoint.name
+    details = {
+        "step": checkpoint.steps[-1],
+        "averaged": checkpoint.steps,
+        "state": records[-1]["state"],
+    }
+    with _write_errors(folder):
+        _write_folder(folder, [(_MODEL, _serialize(weights))], details)
+    return resolve(model_dir, checkpoint.name)
+
+
 def assign(variables: Mapping[str, Variable], weights: Mapping[str, np.ndarray]) -> None:
     """Sets every variable from the tensor of its name; changes nothing if any does not fit.
 
@@ -261,6 +297,7 @@ def _mean_weights(
     last = _read_tensors(folders[-1], records[-1], _MODEL)
     if len(folders) == 1:
         return last
+    _check_distinct(folders, records)
     floating = [name for name, value in last.items() if value.dtype.kind == "f"]
     sums = {name: last[name].astype(np.float64) for name in floating}
     for folder, record in zip(folders[:-1], records[:-1], strict=True):
@@ -273,12 +310,29 @@ def _mean_weights(
     return last | means
 
 
+def _check_distinct(folders: Sequence[epath.Path], records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses copies of one checkpoint, and checkpoints of runs with different settings."""
+    seen: dict[str, epath.Path] = {}
+    for folder, record in zip(folders, records, strict=True):
+        twin = seen.setdefault(record["files"][_MODEL], folder)
+        if twin != folder:
+            raise UserError(f"{twin} and {folder} hold the same weights: cannot average")
+        if record["state"].get("settings") != records[-1]["state"].get("settings"):
+            raise UserError(
+                f"{folder} and {folders[-1]} were trained with different settings: cannot average"
+            )
+
+
 def _layout(weights: Mapping[str, np.ndarray]) -> dict[str, tuple]:
     return {name: (value.shape, value.dtype) for name, value in weights.items()}
 
 
 def _checkpoints(model_dir: epath.PathLike) -> epath.Path:
     return epath.Path(model_dir) / "checkpoints"
+
+
+def _averages(model_dir: epath.PathLike) -> epath.Path:
+    return epath.Path(model_dir) / "averages"
 
 
 def _sibling(folder: epath.Path, suffix: str) -> epath.Path:

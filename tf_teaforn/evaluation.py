@@ -1,14 +1,51 @@
-"""Metrics of a model on a split: hypotheses and scores, written beside the model."""
+"""Metrics of a model on a split or test set: hypotheses and scores, written beside the model."""
 
+import dataclasses
+import hashlib
 import json
+import logging
+import shlex
 import time
+from collections.abc import Sequence
 
 from etils import epath
 
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
-from tf_teaforn.metrics import compute_metrics
+from tf_teaforn.metrics import check_metrics, compare, compute_metrics, tokenized_warning
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to score, and how.
+
+    Attributes:
+        split: of the task's data; without meaning where a test set is named.
+        checkpoint: best, latest, <step>, average:<n> or the name of a written average.
+        beam_sizes: beam widths; none: the run's.
+        alpha: exponent of the length penalty; None: the run's.
+        test_set: one of sacreBLEU's, in place of a split.
+        language_pair: of the test set; None: the task's own.
+        metrics: of `compute_metrics`; none: the task's, and chrF and TER where BLEU is among them.
+        compare: file of another system's hypotheses, one a line, to test the difference to.
+        intervals: whether to add 95% bootstrap intervals.
+        command: the command line, for the record.
+    """
+
+    split: str = "test"
+    checkpoint: str = "best"
+    beam_sizes: Sequence[int] = ()
+    alpha: float | None = None
+    test_set: str | None = None
+    language_pair: str | None = None
+    metrics: Sequence[str] = ()
+    compare: str | None = None
+    intervals: bool = False
+    command: Sequence[str] = ()
 
 
 def read_examples(source, split):
@@ -19,39 +56,51 @@ def read_examples(source, split):
     return tuple(map(list, zip(*pairs, strict=True)))
 
 
+def read_lines(path):
+    """Texts of a file that evaluation wrote: one a line, <n> for a newline."""
+    text = epath.Path(path).read_bytes().decode()
+    return [line.replace("<n>", "\n") for line in text.removesuffix("\n").split("\n")]
+
+
 def evaluate_translator(translator, task, sources, references, progress=False):
     """Decodes `sources`; returns (`MetricResult`, hypotheses)."""
     hypotheses = [best[0][0] for best in translator.decode(sources, progress=progress)]
     return compute_metrics(task.metrics, hypotheses, references), hypotheses
 
 
-def evaluate(model_dir, task, split="test", checkpoint="best", beam_sizes=None, alpha=None):
-    """Scores a checkpoint and writes `eval/<split>-<checkpoint>-beam<k>-alpha<a>.json` and `.txt`.
+def evaluate(model_dir, task, request=Request()):
+    """Scores a checkpoint and writes `eval/<set>-<checkpoint>-beam<k>-alpha<a>.json` and `.txt`.
+
+    The references are written beside them, to `eval/<set>.references.txt`; their SHA-256 is in the
+    results. All beam widths are decoded with one model that is loaded once.
 
     Args:
         model_dir: what `bin/train` wrote.
         task: the run's `Task`.
-        split: of the task's data.
-        checkpoint: best, latest, <step> or average:<n>.
-        beam_sizes: list of beam widths; default: the run's.
-        alpha: exponent of the length penalty; default: the run's.
+        request: `Request`.
 
     Returns:
         The contents of the JSON files, a list.
     """
     config = model_dirs.read_config(model_dir)
-    alpha = config.decoding.beam_alpha if alpha is None else alpha
+    alpha = config.decoding.beam_alpha if request.alpha is None else request.alpha
     searches = [
         search_config(config.decoding, beam_size=beam_size, alpha=float(alpha))
-        for beam_size in beam_sizes or [config.decoding.beam_size]
+        for beam_size in request.beam_sizes or [config.decoding.beam_size]
     ]
-    sources, references = read_examples(task.source, split)
+    metrics = tuple(request.metrics) or default_metrics(task)
+    check_metrics(metrics)
+    sources, references = _examples(task, request)
+    baseline = _baseline(request.compare, len(references))
     tokenizer = model_dirs.read_tokenizer(model_dir)
     seq2seq, found = model_dirs.load_seq2seq(
-        model_dir, config, tokenizer.vocabulary_size, checkpoint
+        model_dir, config, tokenizer.vocabulary_size, request.checkpoint
     )
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
+    set_name = request.test_set or request.split
+    reference_bytes = _lines(references)
+    (folder / f"{_file_name(set_name)}.references.txt").write_bytes(reference_bytes)
     results = []
     for search in searches:
         translator = Translator(
@@ -62,24 +111,84 @@ def evaluate(model_dir, task, split="test", checkpoint="best", beam_sizes=None, 
             config.data.max_target_length,
         )
         start = time.time()
-        metrics, hypotheses = evaluate_translator(
-            translator, task, sources, references, progress=True
-        )
+        hypotheses = [best[0][0] for best in translator.decode(sources, progress=True)]
+        scores = compute_metrics(metrics, hypotheses, references, request.intervals)
         result = {
-            "metrics": dict(metrics.values),
-            "signature": dict(metrics.signatures),
+            "metrics": dict(scores.values),
+            "signature": dict(scores.signatures),
             "examples": len(sources),
             "beam_size": search.beam_size,
             "beam_alpha": search.alpha,
             "checkpoint": found.name,
             "steps": list(found.steps),
-            "split": split,
+            "split": set_name,
+            "references_sha256": hashlib.sha256(reference_bytes).hexdigest(),
+            "warnings": _warnings(metrics, hypotheses, references),
+            "command": shlex.join(request.command),
             "seconds": time.time() - start,
         }
-        name = f"{split}-{found.name}-beam{search.beam_size}-alpha{search.alpha}"
-        name = name.replace("/", "_").replace(":", "_")
-        lines = (text.replace("\n", "<n>") + "\n" for text in hypotheses)
-        (folder / f"{name}.txt").write_bytes("".join(lines).encode())
+        if request.intervals:
+            result["interval_95"] = {name: list(pair) for name, pair in scores.intervals.items()}
+        if baseline:
+            result["compared_with"] = request.compare
+            result["comparison"] = {
+                value: dataclasses.asdict(compare(value, baseline, hypotheses, references))
+                for value in scores.values
+            }
+        name = _file_name(f"{set_name}-{found.name}-beam{search.beam_size}-alpha{search.alpha}")
+        (folder / f"{name}.txt").write_bytes(_lines(hypotheses))
         (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results
+
+
+def default_metrics(task):
+    """Metrics of the task, with chrF and TER where BLEU is among them."""
+    return (*task.metrics, *(("chrf", "ter") if "bleu" in task.metrics else ()))
+
+
+def _examples(task, request):
+    if request.test_set is None:
+        if request.language_pair:
+            raise UserError("--language_pair belongs to --test_set. Leave it out, or name a set.")
+        return read_examples(task.source, request.split)
+    pair = request.language_pair or language_pair_of(task.source)
+    if pair is None:
+        raise UserError(
+            f"--test_set={request.test_set}: the task does not say which languages it is about. "
+            "Add --language_pair, for example --language_pair=en-de."
+        )
+    return read_test_set(request.test_set, pair)
+
+
+def _baseline(path, count):
+    if path is None:
+        return None
+    if not epath.Path(path).exists():
+        raise UserError(f"--compare={path}: there is no such file.")
+    lines = read_lines(path)
+    if len(lines) != count:
+        raise UserError(
+            f"--compare={path} has {len(lines)} lines for {count} references: it answers another "
+            "test set."
+        )
+    return lines
+
+
+def _warnings(metrics, hypotheses, references):
+    # ROUGE drops all punctuation.
+    if set(metrics) <= {"rouge", "exact_match"}:
+        return []
+    warning = tokenized_warning(hypotheses, references)
+    if warning is None:
+        return []
+    _logger.warning("Warning: %s", warning)
+    return [warning]
+
+
+def _lines(texts):
+    return "".join(text.replace("\n", "<n>") + "\n" for text in texts).encode()
+
+
+def _file_name(name):
+    return name.replace("/", "_").replace(":", "_")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import hashlib
 import json
 import logging
 import math
@@ -174,9 +175,15 @@ class Run:
             self.step,
             weights,
             _arrays(self._training_variables()),
-            self.state,
+            {**self.state, "settings": self._settings()},
             keep=self.config.training.keep,
         )
+
+    def _settings(self):
+        """Digest of all that makes checkpoints ones of the same run, to be averaged."""
+        free = {*_CHANGEABLE, "train_steps", *self.config.task_options}
+        fixed = {name: value for name, value in self.config.flat().items() if name not in free}
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
     def run(self):
         """Trains to the last step or until patience runs out; returns the best score."""

@@ -26,7 +26,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "evaluate", "decode", "score", "export", "build_vocab")
+COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab")
 
 
 def run_code(code, stdout=None, **environment):
@@ -326,14 +326,14 @@ class TestEvaluate:
         flags = [f"--model_dir={unshared.model_dir}", "--beam_size=1,4"]
         assert call_command("evaluate", *flags) == 0
         names = sorted(path.name for path in (unshared.model_dir / "eval").iterdir())
-        assert names == [
-            f"test-best-beam{beam}-alpha0.6.{kind}" for beam in (1, 4) for kind in ("json", "txt")
-        ]
+        files = [f"test-best-beam{k}-alpha0.6.{kind}" for k in (1, 4) for kind in ("json", "txt")]
+        assert names == [*files, "test.references.txt"]
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("test · checkpoint best · beam 1 · alpha 0.6 · 12 examples · ")
         rouge = [line.split()[0] for line in lines[1:5]]
         assert rouge == ["rouge1", "rouge2", "rougeL", "rougeLsum"]
-        assert lines[9].startswith("test · checkpoint best · beam 4 ")
+        assert lines[9].startswith("  references: sha256 ")
+        assert lines[10].startswith("test · checkpoint best · beam 4 ")
 
     def test_checkpoints(self, trained, call_command, corpus):
         folder = trained.model_dir / "eval"
@@ -347,7 +347,7 @@ class TestEvaluate:
             text = (folder / f"validation-{name}-beam1-alpha1.0.txt").read_text()
             hypotheses = text.removesuffix("\n").split("\n")
             bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
-            assert result["metrics"] == {"bleu": pytest.approx(bleu)}
+            assert result["metrics"]["bleu"] == pytest.approx(bleu)
         # Training validated on the same sentences, greedily too.
         state = json.loads((trained.model_dir / "metrics.jsonl").read_text().splitlines()[-1])
         latest = json.loads((folder / "validation-45-beam1-alpha1.0.json").read_text())
@@ -365,6 +365,8 @@ class TestEvaluate:
             (["--checkpoint=average:9"], ".* does not have 9 checkpoints; steps saved: .*"),
             (["--beam_size=1,x"], "--beam_size=1,x: write whole numbers, e.g. 1,4."),
             (["--beam_size=0"], "--beam_size=0: write 1 or more."),
+            (["--metrics=meteor"], "there is no metric 'meteor'; choose from bleu, .*"),
+            (["--test_set=wmt14"], "--test_set=wmt14: the task does not say which .*"),
             (["--test_files={tmp}/no"], "{tmp}/no: no such file. Check --test_files."),
             (["--data_dir=/data"], "--data_dir is for tasks that read TFDS; .*"),
         ],
@@ -384,6 +386,39 @@ class TestEvaluate:
         shutil.copy(trained.model_dir / "config.json", tmp_path)
         line = refused("evaluate", f"--model_dir={tmp_path}")
         assert line.startswith(f"{tmp_path}/vocab.model: cannot read the vocabulary")
+
+
+class TestAverage:
+    def test_it_can_be_used_by_name(self, trained, call_command, capsys, tmp_path):
+        model_dir = tmp_path / "model"
+        shutil.copytree(trained.model_dir, model_dir)
+        assert call_command("average", f"--model_dir={model_dir}", "--last=2") == 0
+        assert capsys.readouterr().out == (
+            f"Wrote {model_dir}/averages/average-2-45, the mean of steps 30, 45. Use it by "
+            "--checkpoint=average-2-45\n"
+        )
+        results = []
+        for spec in ("average-2-45", "average:2"):
+            flags = [f"--model_dir={model_dir}", f"--checkpoint={spec}", "--beam_size=1"]
+            assert call_command("evaluate", *flags, "--metrics=bleu") == 0
+            path = model_dir / "eval" / "test-average-2-45-beam1-alpha0.6.json"
+            results.append(json.loads(path.read_text()))
+            path.unlink()
+        for name in ("metrics", "checkpoint", "steps", "references_sha256"):
+            assert results[0][name] == results[1][name]
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ([], "--model_dir is missing. Folder of a trained model."),
+            (["--model_dir=/none"], "there is no model directory /none: check --model_dir"),
+            (["--model_dir={}", "--last=0"], "--last=0: write 1 or more."),
+            (["--model_dir={}", "--last=4"], ".* does not have 4 checkpoints; steps saved: .*"),
+        ],
+    )
+    def test_mistakes(self, refused, trained, flags, message):
+        flags = [flag.format(trained.model_dir) for flag in flags]
+        assert re.fullmatch(message, refused("average", *flags))
 
 
 class TestDecode:

@@ -69,7 +69,12 @@ def define_model_flags(values):
     """Flags that say which trained model to use."""
     define = functools.partial(flags.DEFINE_string, flag_values=values)
     define("model_dir", None, "Folder of a trained model.")
-    define("checkpoint", "best", "best, latest, a step, or average:<n> of the last n checkpoints.")
+    define(
+        "checkpoint",
+        "best",
+        "best, latest, a step, average:<n> of the last n checkpoints, or the name of an average "
+        "that bin/average wrote.",
+    )
 
 
 _FILES = ("train_files", "valid_files", "test_files")
@@ -160,7 +165,7 @@ def run(define_flags, main, description):
     """
     quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in ("absl", "tensorflow"):
+    for name in ("absl", "tensorflow", "sacrebleu"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         values = flags.FlagValues()

@@ -1,0 +1,84 @@
+"""Test sets by name, as the `sacrebleu` command knows them."""
+
+import difflib
+import socket
+from collections.abc import Iterator
+
+from tf_teaforn.data.sources import TfdsSource
+from tf_teaforn.errors import UserError
+
+# Seconds without an answer after which a download is given up.
+_TIMEOUT = 30
+
+
+def language_pair_of(source) -> str | None:
+    """ "en-de" where the features of a TFDS source are named by language codes, else None."""
+    if isinstance(source, TfdsSource):
+        codes = (source.source_key, source.target_key)
+        if all(len(code) == 2 for code in codes):
+            return "-".join(codes)
+    return None
+
+
+def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list[str]]:
+    """(sources, references) of a test set, from sacreBLEU's cache or else downloaded into it.
+
+    "wmt14" is English-German's 2,737 lines (3,003 in "wmt14/full") and English-French's 3,003.
+
+    Args:
+        name: as `sacrebleu --list` prints it.
+        language_pair: "en-de" and the like.
+
+    Raises:
+        UserError: no such set or pair; not in the cache and no way to download it.
+    """
+    from sacrebleu.dataset import DATASETS
+
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=3)
+        guess = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise UserError(
+            f"--test_set={name}: sacrebleu has no such test set.{guess} `sacrebleu --list` prints "
+            "all of them."
+        )
+    dataset = DATASETS[name]
+    if language_pair not in dataset.langpairs:
+        raise UserError(
+            f"--language_pair={language_pair}: the test set {name} has "
+            f"{', '.join(sorted(dataset.langpairs))}. Name one of them."
+        )
+    try:
+        with _timeout():
+            dataset.get_files(language_pair)
+    # sacrebleu exits where certificates or checksums are wrong.
+    except (OSError, SystemExit) as error:
+        raise UserError(
+            f"--test_set={name} is not in sacrebleu's cache and cannot be downloaded ({error}). "
+            f"Run `sacrebleu --download {name} -l {language_pair}` where there is a network; the "
+            "cache is $SACREBLEU, or ~/.sacrebleu, and can be copied."
+        ) from error
+    sources = list(dataset.source(language_pair))
+    references = [row[0].rstrip() for row in _single_references(dataset, language_pair)]
+    return sources, references
+
+
+def _single_references(dataset, language_pair) -> Iterator[tuple[str]]:
+    for row in dataset.references(language_pair):
+        if len(row) != 1:
+            raise UserError(
+                f"--test_set={dataset.name} has {len(row)} references a line for {language_pair}; "
+                "sets with one are supported. Decode it with bin/decode and score the output with "
+                "the sacrebleu command."
+            )
+        yield row
+
+
+class _timeout:
+    """Downloads have no time limit of their own."""
+
+    def __enter__(self):
+        self._before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_TIMEOUT)
+
+    def __exit__(self, *_):
+        socket.setdefaulttimeout(self._before)
