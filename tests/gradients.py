@@ -4,8 +4,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_teaforn import objective
-
 
 def gradients_of(function, variables, *arguments):
     """Differentiates a scalar by Keras variables and by arrays.
@@ -40,8 +38,8 @@ def gradients_of(function, variables, *arguments):
     return keras.tree.map_structure(ops.convert_to_numpy, (*gradients, others))
 
 
-def loss_and_gradients(model, inputs, targets, weights, training=False):
-    """Of a `TeaForN`, summed over a batch, not averaged.
+def loss_and_gradients(model, inputs, targets, weights):
+    """Of a `TeaForN` in training, summed over a batch, not averaged.
 
     Returns:
         (losses of the stages [N], {path: gradient of Σ λ^s L_s} for the trainable weights).
@@ -50,8 +48,8 @@ def loss_and_gradients(model, inputs, targets, weights, training=False):
     targets, weights = ops.convert_to_tensor(targets), ops.convert_to_tensor(weights)
 
     def loss():
-        stages = model.loss_sums(inputs, targets, weights, training=training).stages
-        return objective.discounted_sum(stages, model.discount), stages
+        sums = model.loss_sums(inputs, targets, weights, training=True)
+        return sums.total, sums.stages
 
     variables = model.trainable_variables
     gradients, _, stages = gradients_of(loss, variables)

@@ -1,9 +1,16 @@
 """The TeaForN objective (paper, section 3): shifted targets, cross-entropy, discounted sum.
 
-Shapes: B batch, T target length, M = B * T positions, D width, V vocabulary, N stages.
+Shapes: B batch, T target length, N stages, M rows (positions of all stages), D width,
+V vocabulary, K chunks of R rows.
 """
 
+import math
+
+import keras
 from keras import ops
+
+# Logits that exist at a time.
+_CHUNK_LOGITS = 2**26
 
 
 def shift_left(x_BxT, offset):
@@ -38,61 +45,132 @@ def stage_targets(targets_BxT, weights_BxT, stage, segment_ids=None):
     return shift_left(targets_BxT, stage), weights
 
 
-def cross_entropy(hidden_MxD, table_VxD, targets_M, label_smoothing=0.0):
+def all_stage_targets(targets_BxT, weights_BxT, n, segment_ids=None):
+    """`stage_targets` of stages 0 to n - 1: int32 [B, N, T] and float32 [B, N, T]."""
+    stages = [stage_targets(targets_BxT, weights_BxT, stage, segment_ids) for stage in range(n)]
+    targets, weights = zip(*stages, strict=True)
+    return ops.stack(targets, axis=1), ops.stack(weights, axis=1)
+
+
+def cross_entropy(
+    hidden_MxD, table_VxD, targets_M, coefficients_M, label_smoothing=0.0, training=True
+):
     """Label-smoothed cross-entropy of softmax(hidden · table'), with its own gradient.
 
     The smoothed target is (1 - ε) on the true class plus ε / V on all V classes; nothing is
     subtracted (Szegedy et al. 2016, section 7). The loss does not build it: with m the mean row of
     the table, it is logsumexp(z) - (1 - ε) z_y - ε h · m.
 
+    Logits exist for a chunk of rows at a time. The total is linear in the coefficients, so its
+    gradient is known, up to one factor, together with the loss: no logits are computed twice.
+
     Args:
         hidden_MxD: decoder outputs, compute dtype.
-        table_VxD: softmax weights, compute dtype.
+        table_VxD: softmax weights, compute dtype or float32.
         targets_M: int32.
+        coefficients_M: float32, what the loss of each row counts in the total.
         label_smoothing: ε in [0, 1).
+        training: whether the gradient is computed too; without it the total has none.
 
     Returns:
-        float32 [2, M]: the loss, and 1 where the true class has the highest logit, else 0 (this
-        row has no gradient).
+        (total, float32, the sum of coefficient times loss; losses, float32 [M]; correct, float32
+        [M], 1 where the true class has the highest logit, else 0). Only the total has a gradient,
+        and only by hidden and table.
     """
-    vocabulary_size = table_VxD.shape[0]
+    vocabulary_size, width = table_VxD.shape
+    rows = ops.shape(hidden_MxD)[0]
+    num_chunks = _number_of_chunks(rows, vocabulary_size)
     confidence = 1.0 - label_smoothing
+    targets, coefficients = (_chunked(x, num_chunks) for x in (targets_M, coefficients_M))
 
-    def loss_and_gradient(hidden, table):
-        logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
-        highest = ops.max(logits, axis=-1, keepdims=True)
-        target_logits = ops.take_along_axis(logits, targets_M[:, None], axis=-1)
-        exponentials = ops.exp(logits - highest)
-        normalizer = ops.sum(exponentials, axis=-1, keepdims=True)
-        loss = ops.log(normalizer) + highest - confidence * target_logits
-        if label_smoothing:
-            mean_row = ops.mean(table, axis=0)[:, None]
-            smoothing_logits = ops.cast(ops.matmul(hidden, mean_row), "float32")
-            loss = loss - label_smoothing * smoothing_logits
-        correct = ops.cast(target_logits >= highest, "float32")
+    def total_and_gradient(hidden_MxD, table_VxD):
+        dtype = hidden_MxD.dtype
+        hidden_KxRxD = _chunked(hidden_MxD, num_chunks)
+        table = ops.cast(table_VxD, dtype)
+        mean_row = ops.cast(ops.mean(table_VxD, axis=0), dtype)[:, None]
 
-        def gradient(*args, upstream=None):
-            by_row = (args[0] if upstream is None else upstream)[0][:, None]
-            # In float32 down to the difference of the two distributions: the sums of each alone
-            # over a batch are much larger than that difference, and bfloat16 would lose it.
-            by_logit = exponentials * (by_row / normalizer)
-            by_target = by_row * (ops.exp(target_logits - highest) / normalizer - confidence)
+        def chunk(k, results):
+            hidden, target, coefficient = hidden_KxRxD[k], targets[k][:, None], coefficients[k]
+            logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
+            highest = ops.max(logits, axis=-1, keepdims=True)
+            target_logits = ops.take_along_axis(logits, target, axis=-1)
+            exponentials = ops.exp(logits - highest)
+            normalizer = ops.sum(exponentials, axis=-1, keepdims=True)
+            loss = ops.log(normalizer) + highest - confidence * target_logits
             if label_smoothing:
-                evenly = by_row * (label_smoothing / vocabulary_size)
-                by_logit, by_target = by_logit - evenly, by_target - evenly
-            is_target = ops.arange(vocabulary_size, dtype=targets_M.dtype) == targets_M[:, None]
-            by_logit = ops.cast(ops.where(is_target, by_target, by_logit), hidden.dtype)
-            return ops.matmul(by_logit, table), ops.matmul(ops.transpose(by_logit), hidden)
+                smoothing_logits = ops.cast(ops.matmul(hidden, mean_row), "float32")
+                loss = loss - label_smoothing * smoothing_logits
+            correct = ops.cast(target_logits >= highest, "float32")
+            rows = {"losses": loss[:, 0], "correct": correct[:, 0]}
+            if training:
+                # In float32 down to the difference of the two distributions: the sums of each
+                # alone over a batch are much larger than that difference, and bfloat16 would lose
+                # it.
+                by_row = coefficient[:, None]
+                by_logit = exponentials * (by_row / normalizer)
+                by_target = by_row * (ops.exp(target_logits - highest) / normalizer - confidence)
+                if label_smoothing:
+                    evenly = by_row * (label_smoothing / vocabulary_size)
+                    by_logit, by_target = by_logit - evenly, by_target - evenly
+                is_target = ops.arange(vocabulary_size, dtype=target.dtype) == target
+                by_logit = ops.cast(ops.where(is_target, by_target, by_logit), dtype)
+                rows["by_hidden"] = ops.matmul(by_logit, table)
+                by_table = ops.cast(ops.matmul(ops.transpose(by_logit), hidden), "float32")
+                results = {**results, "by_table": results["by_table"] + by_table}
+            for name, value in rows.items():
+                # A scatter of one slice: TensorFlow's slice update is slow outside of XLA.
+                row = ops.scatter_update(results[name], ops.reshape(k, (1, 1)), value[None])
+                results = {**results, name: row}
+            return results
 
-        return ops.stack([loss[:, 0], correct[:, 0]]), gradient
+        scalars = ops.zeros_like(coefficients)
+        results = {"losses": scalars, "correct": scalars}
+        if training:
+            results["by_hidden"] = ops.zeros_like(hidden_KxRxD)
+            results["by_table"] = ops.zeros((vocabulary_size, width), dtype="float32")
+        results = ops.fori_loop(0, num_chunks, chunk, results)
+        total = ops.sum(results["losses"] * coefficients)
+        losses, correct = (_unchunked(results[name], rows) for name in ("losses", "correct"))
 
-    return ops.custom_gradient(loss_and_gradient)(hidden_MxD, table_VxD)
+        def gradient(*upstreams):
+            if not training:
+                raise ValueError("cross_entropy has a gradient with training=True only.")
+            upstream = keras.tree.flatten(upstreams)[0]
+            by_hidden = _unchunked(results["by_hidden"], rows) * ops.cast(upstream, dtype)
+            return by_hidden, ops.cast(results["by_table"] * upstream, table_VxD.dtype)
+
+        return (total, losses, correct), gradient
+
+    return ops.custom_gradient(total_and_gradient)(hidden_MxD, table_VxD)
 
 
-def discounted_sum(stage_losses, discount):
-    """Σ_s λ^s L_s.
+def _number_of_chunks(rows, vocabulary_size):
+    # A power of two, which divides most batches evenly.
+    chunk = 2 ** int(math.log2(max(_CHUNK_LOGITS / vocabulary_size, 1)))
+    num_chunks = -(-rows // chunk)
+    return max(num_chunks, 1) if isinstance(rows, int) else ops.maximum(num_chunks, 1)
+
+
+def _chunked(x, num_chunks):
+    """[M, ...] -> [K, R, ...], filled up with zeros.
+
+    Chunk k has every K-th row: some of all sentences, and so, where these are spread over several
+    devices, an equal share of each device's.
+    """
+    rest = tuple(x.shape[1:])
+    x = ops.concatenate([x, ops.zeros((-ops.shape(x)[0] % num_chunks, *rest), dtype=x.dtype)])
+    return ops.swapaxes(ops.reshape(x, (-1, num_chunks, *rest)), 0, 1)
+
+
+def _unchunked(x_KxR, rows):
+    x = ops.swapaxes(x_KxR, 0, 1)
+    return ops.reshape(x, (-1, *x.shape[2:]))[:rows]
+
+
+def discounts(n, discount):
+    """What each stage's loss counts: λ^s for s = 0 … n - 1, a list of floats.
 
     The paper prints λ^(s-1) and states λ^0 = 1 for N = 1; only λ^s satisfies both that and
     "λ = 0 is teacher forcing". 0^0 is 1.
     """
-    return sum(loss * float(discount) ** stage for stage, loss in enumerate(stage_losses))
+    return [float(discount) ** stage for stage in range(n)]

@@ -24,11 +24,14 @@ class LossSums(NamedTuple):
     """Sums over one batch (of one replica); whoever knows the replicas divides.
 
     Attributes:
+        total: float32 scalar, Σ λ^s times stage s's loss: what training lowers, and the only one
+            with a gradient.
         stages: N float32 scalars, weighted cross-entropy of each stage, smoothing included.
         correct: float32 scalar, weight of the positions where stage 0's best token is right.
         tokens: float32 scalar, total weight of stage 0's targets.
     """
 
+    total: object
     stages: tuple
     correct: object
     tokens: object
@@ -168,37 +171,37 @@ class TeaForN(TrainStep, keras.Model):
             inputs: as in `hidden_states`.
             targets: int32 [B, T], end of sentence included, 0 on padding.
             weights: float32 [B, T], 0 on padding; by default 1 on all but padding.
+            training: with dropout, and with a gradient of `total`.
         """
         targets = ops.cast(targets, "int32")
         if weights is None:
             weights = ops.cast(targets != 0, "float32")
-        hidden_states = self.hidden_states(inputs, training)
-        table = self.seq2seq.embedding.table()
-        segment_ids = inputs.get("decoder_segment_ids")
-        sums, correct = [], None
-        for stage, hidden in enumerate(hidden_states):
-            stage_targets, stage_weights = objective.stage_targets(
-                targets, weights, stage, segment_ids
-            )
-            losses, hits = ops.unstack(
-                objective.cross_entropy(
-                    ops.reshape(hidden, (-1, hidden.shape[-1])),
-                    table,
-                    ops.reshape(stage_targets, (-1,)),
-                    self.label_smoothing,
-                )
-            )
-            flat_weights = ops.reshape(stage_weights, (-1,))
-            sums.append(ops.sum(losses * flat_weights))
-            if stage == 0:
-                correct = ops.sum(hits * flat_weights)
-        return LossSums(tuple(sums), correct, ops.sum(weights))
+        hidden_BxNxTxD = ops.stack(self.hidden_states(inputs, training), axis=1)
+        targets, stage_weights = objective.all_stage_targets(
+            targets, weights, self.n, inputs.get("decoder_segment_ids")
+        )
+        discounts = ops.convert_to_tensor(objective.discounts(self.n, self.discount), "float32")
+        coefficients = stage_weights * discounts[:, None]
+        # All stages are rows of one loop: one body to compile, whatever N.
+        total, losses, correct = objective.cross_entropy(
+            ops.reshape(hidden_BxNxTxD, (-1, hidden_BxNxTxD.shape[-1])),
+            self.seq2seq.embedding.table("float32"),
+            ops.reshape(targets, (-1,)),
+            ops.reshape(coefficients, (-1,)),
+            self.label_smoothing,
+            training,
+        )
+        stages = ops.sum(ops.reshape(losses, ops.shape(stage_weights)) * stage_weights, axis=(0, 2))
+        correct = ops.reshape(correct, ops.shape(stage_weights))[:, 0]
+        return LossSums(
+            total, tuple(ops.unstack(stages, self.n)), ops.sum(correct * weights), ops.sum(weights)
+        )
 
     def update_metrics(self, sums):
         """Adds a batch to the running means and returns the logs."""
         tokens = ops.maximum(sums.tokens, 1.0)
         means = {f"loss_{stage}": total / tokens for stage, total in enumerate(sums.stages)}
-        means["loss"] = objective.discounted_sum(means.values(), self.discount)
+        means["loss"] = sums.total / tokens
         means["accuracy"] = sums.correct / tokens
         for name, mean in means.items():
             self._trackers[name].update_state(mean, sample_weight=sums.tokens)

@@ -3,8 +3,6 @@
 import jax
 import keras
 
-from tf_teaforn import objective
-
 
 class TrainStep:
     """Mixed into `TeaForN` under the JAX backend."""
@@ -42,8 +40,7 @@ class TrainStep:
                 self.trainable_variables + self.non_trainable_variables,
                 [*trainable, *non_trainable],
             )
-            loss = objective.discounted_sum(sums.stages, self.discount)
-            loss = loss / jax.numpy.maximum(sums.tokens, 1.0)
+            loss = sums.total / jax.numpy.maximum(sums.tokens, 1.0)
             loss, _ = self._stateless(
                 lambda: self.optimizer.scale_loss(loss), self.optimizer.variables, optimizer
             )

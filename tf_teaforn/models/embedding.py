@@ -45,10 +45,10 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
     def scale(self):
         return self.output_dim**0.5 if self.scaled else 1.0
 
-    def table(self):
-        """[V, D] in the compute dtype."""
+    def table(self, dtype=None):
+        """[V, D] in `dtype`, by default the compute dtype."""
         table = ops.convert_to_tensor(self.embeddings)
-        return ops.cast(_freeze_row_zero(table), self.compute_dtype)
+        return ops.cast(_freeze_row_zero(table), dtype or self.compute_dtype)
 
     def call(self, token_ids):
         """int32 [...] -> [..., D], scaled."""

@@ -3,8 +3,6 @@
 import keras
 import tensorflow as tf
 
-from tf_teaforn import objective
-
 
 class TrainStep:
     """Mixed into `TeaForN` under the TensorFlow backend."""
@@ -34,8 +32,7 @@ class TrainStep:
             tokens = tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, sums.tokens
             )
-            loss = objective.discounted_sum(sums.stages, self.discount) / tf.maximum(tokens, 1.0)
-            loss = self.optimizer.scale_loss(loss)
+            loss = self.optimizer.scale_loss(sums.total / tf.maximum(tokens, 1.0))
         variables = self.trainable_variables
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Keras sums the gradients over the replicas.
