@@ -24,6 +24,7 @@ _PARTS = [
     "tf_teaforn/metrics.py",
     "tf_teaforn/model_dir.py",
     "tf_teaforn/optimizers.py",
+    "tf_teaforn/pretrained",
     "tf_teaforn/teaforn.py",
 ]
 _RUNS = [
@@ -45,6 +46,13 @@ LAYERS = {
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
         "tf_teaforn/data",
+        *_MODEL,
+    ],
+    "tf_teaforn/pretrained": [
+        "tf_teaforn/checkpoint.py",
+        "tf_teaforn/data",
+        "tf_teaforn/model_dir.py",
+        "tf_teaforn/tf_backend",
         *_MODEL,
     ],
     "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS],

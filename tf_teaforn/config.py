@@ -24,6 +24,11 @@ POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
 RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
 SEED = (lambda value: 0 <= value < 2**32, "a number from 0, below 2^32")
 FINITE = (math.isfinite, "a finite number")
+PARTS = ("embedding", "encoder", "decoder")
+SOME_PARTS = (
+    lambda value: set(value.split(",")) < set(PARTS),
+    f"one or two of {', '.join(PARTS)}",
+)
 
 
 def setting(default, help, choices=None, bounds=None):
@@ -43,6 +48,12 @@ class ModelConfig:
     dropout: float | None = setting(None, "Dropout rate. Default: the model's own.", bounds=RATE)
     precision: str = setting(
         "float32", "Numbers that activations are computed in.", ("float32", "mixed_bfloat16")
+    )
+    init_from: str | None = setting(
+        None,
+        "Folder to start from: a Hugging Face model, a PEGASUS checkpoint of google-research, or a "
+        "--model_dir, with @<checkpoint> for another than the best. It sets architecture and "
+        "vocabulary.",
     )
 
 
@@ -100,6 +111,11 @@ class TrainingConfig:
         "inverse_sqrt",
         "Learning rate after warm-up.",
         ("inverse_sqrt", "linear", "constant"),
+    )
+    freeze: str | None = setting(
+        None,
+        f"What keeps its weights: {', '.join(PARTS)}; several with commas between.",
+        bounds=SOME_PARTS,
     )
     warmup_steps: int = setting(8000, "Steps of linear warm-up.", bounds=NOT_NEGATIVE)
     eval_every: int = setting(

@@ -93,7 +93,7 @@ class Translator:
             raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
         scores = np.zeros(len(sources), np.float32)
         source_rows = self._rows(sources, self.max_source_length)
-        target_rows = self._rows(targets, self.max_target_length)
+        target_rows = self._rows(targets, self.max_target_length, self.tokenizer.targets)
         for start in range(0, len(sources), self.batch_size):
             indices = np.arange(start, min(start + self.batch_size, len(sources)))
             scores[indices] = self._score(
@@ -106,15 +106,17 @@ class Translator:
 
     def count_tokens(self, targets):
         """Numbers of tokens that `score` sums over, end-of-sentence included: int64 [B]."""
-        return np.asarray(self._rows(targets, self.max_target_length).lengths)
+        rows = self._rows(targets, self.max_target_length, self.tokenizer.targets)
+        return np.asarray(rows.lengths)
 
-    def _rows(self, texts, max_length):
-        ragged = add_eos(self.tokenizer.tokenize(np.array(texts, dtype=object)), max_length)
+    def _rows(self, texts, max_length, tokenizer=None):
+        tokenizer = tokenizer or self.tokenizer
+        ragged = add_eos(tokenizer.tokenize(np.array(texts, dtype=object)), max_length)
         return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy())
 
     def _texts(self, ids_BxNxL):
         batch, n_best, length = ids_BxNxL.shape
-        texts = self.tokenizer.detokenize(ids_BxNxL.reshape(batch * n_best, length)).numpy()
+        texts = self.tokenizer.targets.detokenize(ids_BxNxL.reshape(batch * n_best, length)).numpy()
         return [[t.decode() for t in row] for row in texts.reshape(batch, n_best)]
 
 

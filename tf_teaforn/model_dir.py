@@ -1,4 +1,7 @@
-"""The folder of a run: settings, vocabulary, checkpoints. Whatever follows needs nothing else."""
+"""The folder of a run: settings, vocabulary, checkpoints. Whatever follows needs nothing else.
+
+A model that came from outside has its architecture there too, and the files of its own tokenizer.
+"""
 
 import json
 import shlex
@@ -7,14 +10,17 @@ from etils import epath
 
 from tf_teaforn import checkpoint
 from tf_teaforn.config import RunConfig
-from tf_teaforn.data.tokenizer import Tokenizer
+from tf_teaforn.data.tokenizer import SubwordTokenizer
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
 from tf_teaforn.models.seq2seq import Seq2Seq
 
 CONFIG = "config.json"
 VOCABULARY = "vocab.model"
 COMMAND = "command.txt"
+ARCHITECTURE = "architecture.json"
 EXAMPLES = "examples.json"
 
 
@@ -45,9 +51,17 @@ def read_config(model_dir) -> RunConfig:
     return RunConfig.from_json(path.read_bytes(), origin=str(path))
 
 
-def read_tokenizer(model_dir) -> Tokenizer:
-    """Loads `vocab.model`."""
-    return Tokenizer.load(epath.Path(model_dir) / VOCABULARY)
+def read_tokenizer(model_dir) -> SubwordTokenizer:
+    """Loads `vocab.model`, or what `tokenizer.json` describes."""
+    return load_tokenizer(model_dir)
+
+
+def write_architecture(model_dir, seq2seq: Seq2Seq):
+    """Writes `architecture.json`, which `build_seq2seq` then goes by."""
+    path = epath.Path(model_dir) / ARCHITECTURE
+    temporary = path.with_name(f"{ARCHITECTURE}.tmp")
+    temporary.write_text(architecture_json(seq2seq))
+    temporary.replace(path)
 
 
 def write_examples(model_dir, sources, targets):
@@ -73,8 +87,16 @@ def read_examples(model_dir):
         ) from error
 
 
-def build_seq2seq(config: RunConfig, vocabulary_size: int) -> Seq2Seq:
-    """The model of a configuration, with random weights."""
+def build_seq2seq(config: RunConfig, vocabulary_size: int, model_dir) -> Seq2Seq:
+    """The model of a configuration, with random weights.
+
+    Its architecture is `<model_dir>/architecture.json`, if there is one, else the catalog's.
+    """
+    path = epath.Path(model_dir) / ARCHITECTURE
+    if path.exists():
+        return build_architecture(
+            path.read_bytes(), path, dtype=config.model.precision, dropout=config.model.dropout
+        )
     overrides = {} if config.model.dropout is None else {"dropout": config.model.dropout}
     return build_model(
         config.model.model, vocabulary_size, dtype=config.model.precision, **overrides
@@ -90,7 +112,7 @@ def load_seq2seq(model_dir, config: RunConfig, vocabulary_size: int, spec: str):
     found = checkpoint.resolve(model_dir, spec)
     # Training may write a later one meanwhile.
     weights, _ = checkpoint.load_weights(model_dir, found.name if spec == "latest" else spec)
-    seq2seq = build_seq2seq(config, vocabulary_size)
+    seq2seq = build_seq2seq(config, vocabulary_size, model_dir)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
     return seq2seq, found
 

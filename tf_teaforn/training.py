@@ -19,11 +19,13 @@ from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
+from tf_teaforn.data.tokenizers import has_tokenizer, save_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.evaluation import evaluate_translator, read_examples
 from tf_teaforn.export import export
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.optimizers import build_optimizer
+from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.strategy import ScalarWriter, StepRunner
 
@@ -66,14 +68,19 @@ class Run:
         self.task = task
         self.model_dir = epath.Path(model_dir)
         self._check_settings()
-        self._prepare_vocabulary(vocabulary)
+        pretrained = self._pretrained()
+        if pretrained is None:
+            self._prepare_vocabulary(vocabulary)
+        else:
+            save_tokenizer(pretrained.tokenizer, self.model_dir)
         self.tokenizer = model_dirs.read_tokenizer(model_dir)
         keras.utils.set_random_seed(config.training.seed)
         with strategy.scope():
-            self.model = TeaForN(
-                model_dirs.build_seq2seq(config, self.tokenizer.vocabulary_size),
-                **dataclasses.asdict(config.teaforn),
-            )
+            seq2seq = self._build_seq2seq(pretrained)
+            for part in (config.training.freeze or "").split(","):
+                if part:
+                    getattr(seq2seq, part).trainable = False
+            self.model = TeaForN(seq2seq, **dataclasses.asdict(config.teaforn))
             self.model.compile(optimizer=build_optimizer(config.training))
         self.runner = StepRunner(strategy, self.model)
         self.replicas = strategy.num_replicas_in_sync
@@ -104,10 +111,37 @@ class Run:
                 f"{'; '.join(differences)}. Take them up, or another --model_dir."
             )
 
+    def _pretrained(self):
+        """What a run that has no checkpoint yet starts from, or None."""
+        folder = self.config.model.init_from
+        if folder is None or checkpoint.steps(self.model_dir):
+            return None
+        pretrained = open_folder(folder)
+        self.model_dir.mkdir(parents=True, exist_ok=True)
+        if has_tokenizer(self.model_dir):
+            kept = model_dirs.read_tokenizer(self.model_dir)
+            if kept.fingerprint != pretrained.tokenizer.fingerprint:
+                raise UserError(
+                    f"--model_dir={self.model_dir} holds another vocabulary than "
+                    f"--init_from={folder}: take another --model_dir."
+                )
+        return pretrained
+
+    def _build_seq2seq(self, pretrained):
+        model = self.config.model
+        if pretrained is None:
+            return model_dirs.build_seq2seq(
+                self.config, self.tokenizer.vocabulary_size, self.model_dir
+            )
+        _logger.info("Starting from %s", model.init_from)
+        seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
+        model_dirs.write_architecture(self.model_dir, seq2seq)
+        return seq2seq
+
     def _prepare_vocabulary(self, vocabulary):
-        path = self.model_dir / model_dirs.VOCABULARY
-        if path.exists():
+        if has_tokenizer(self.model_dir):
             return
+        path = self.model_dir / model_dirs.VOCABULARY
         if checkpoint.steps(self.model_dir):
             raise UserError(
                 f"{path} is missing, but there are checkpoints that were trained with it: restore "

@@ -35,6 +35,10 @@ class Numbers:
         self.vocabulary_size = vocabulary_size
         self.fingerprint = fingerprint
 
+    @property
+    def targets(self):
+        return self
+
     def tokenize(self, strings):
         return tf.strings.to_number(tf.strings.split(strings), tf.int32)
 

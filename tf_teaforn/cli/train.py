@@ -47,6 +47,8 @@ def run_config(values, task, options):
         for field in settings()
         if values[field.name].value is not None
     }
+    if "init_from" in given:
+        given["init_from"] = app.absolute(given["init_from"])
     config = RunConfig(task=task.name, task_options=options, data_dir=app.data_dir(values))
     return config.replace({**task.defaults, **given})
 
@@ -62,7 +64,10 @@ def train(values):
     from tf_teaforn.tf_backend.strategy import make_strategy
     from tf_teaforn.training import Run
 
-    config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
+    if config.model.init_from:
+        config = with_pretrained(config, model_dir, values)
+    else:
+        config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
     check(config, task)
     strategy = make_strategy(values.strategy, values.tpu)
     run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
@@ -115,6 +120,42 @@ def with_vocabulary(config, model_dir, path, size_given):
     return config.replace({"vocab_size": ready.vocabulary_size})
 
 
+def with_pretrained(config, model_dir, values):
+    """`config` with the architecture and vocabulary size of what --init_from names.
+
+    Args:
+        config: `RunConfig`.
+        model_dir: a run found there has them already.
+        values: flags; --model, --vocab_size and --vocab may repeat what is so, nothing else.
+
+    Raises:
+        UserError: there is nothing to start from, or a flag says otherwise.
+    """
+    from tf_teaforn.data.tokenizer import Tokenizer
+    from tf_teaforn.model_dir import CONFIG, read_config, read_tokenizer
+    from tf_teaforn.pretrained.importers import open_folder
+
+    folder = config.model.init_from
+    earlier = read_config(model_dir).model if (epath.Path(model_dir) / CONFIG).exists() else None
+    if earlier and earlier.init_from == folder:
+        name, tokenizer = earlier.model, read_tokenizer(model_dir)
+    else:
+        pretrained = open_folder(folder)
+        name, tokenizer = pretrained.model, pretrained.tokenizer
+    found = {"model": name, "vocab_size": tokenizer.vocabulary_size}
+    for flag, value in found.items():
+        if values[flag].present and values[flag].value != value:
+            raise UserError(
+                f"--{flag}={values[flag].value}, but --init_from={folder} has {value}. Leave it "
+                "out: the folder decides."
+            )
+    if values.vocab and Tokenizer.load(values.vocab).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"--vocab={values.vocab} is not the vocabulary of --init_from={folder}. Leave it out."
+        )
+    return config.replace(found)
+
+
 def check(config, task):
     """Finds what cannot work before anything expensive starts.
 
@@ -125,7 +166,7 @@ def check(config, task):
     from tf_teaforn.teaforn import check_settings
 
     name = config.model.model
-    if name not in model_names():
+    if not config.model.init_from and name not in model_names():
         close = difflib.get_close_matches(name, model_names(), n=1)
         guess = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown --model={name}.{guess} Write one of: {', '.join(model_names())}.")

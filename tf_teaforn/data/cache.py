@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from tf_teaforn.data.tokenizer import PAD_ID, Tokenizer, add_eos
+from tf_teaforn.data.tokenizer import PAD_ID, SubwordTokenizer, add_eos
 from tf_teaforn.errors import UserError
 
 _FORMAT = 1
@@ -99,7 +99,7 @@ def build_or_load(
     directory: str | os.PathLike,
     source,
     split: str,
-    tokenizer: Tokenizer,
+    tokenizer: SubwordTokenizer,
     max_source_length: int,
     max_target_length: int,
     drop_long: bool,
@@ -155,13 +155,16 @@ def build_or_load(
 
 
 def _build(
-    path: pathlib.Path, dataset: tf.data.Dataset, split: str, tokenizer: Tokenizer, key: dict
+    path: pathlib.Path, dataset: tf.data.Dataset, split: str, tokenizer: SubwordTokenizer, key: dict
 ) -> None:
     """Tokenises `dataset` into the folder `path`, written aside and renamed when complete."""
     max_lengths = (key["max_source_length"], key["max_target_length"])
 
     def encode(*texts):
-        sides = [tokenizer.tokenize(text) for text in texts]
+        sides = [
+            side.tokenize(text)
+            for side, text in zip((tokenizer, tokenizer.targets), texts, strict=True)
+        ]
         too_long = tf.reduce_any(
             [
                 side.row_lengths() >= max_length

@@ -2,9 +2,12 @@
 
 import hashlib
 import io
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import sentencepiece
 import tensorflow as tf
@@ -19,6 +22,7 @@ PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
 NEWLINE_PIECE = "<n>"
+VOCABULARY_FILE = "vocab.model"
 
 
 def train_sentencepiece(
@@ -149,61 +153,82 @@ class _SharedModel(sentencepiece_tokenizer._SentencepieceModelResource):
         return operators.sentencepiece_op(model=self._model, shared_name=self._shared_name)
 
 
-class Tokenizer(tf.Module):
-    r"""Text to ids and back, as TensorFlow operations, for tf.data and SavedModels alike.
+def sentencepiece_operations(model_bytes: bytes) -> tensorflow_text.SentencepieceTokenizer:
+    """tensorflow_text's tokenizer of a `.model` file, to be used in any graph and exported."""
+    operations = tensorflow_text.SentencepieceTokenizer(model_bytes)
+    name = hashlib.sha256(model_bytes).hexdigest()
+    operations._model_resource = _SharedModel(model_bytes, name)
+    return operations
 
-    A "\n" inside a text is the piece "<n>". A literal "<n>" or "▁" (U+2581, SentencePiece's own
-    sign for a space) in a text comes back as "\n" or " "; all other text comes back unchanged
-    from a vocabulary of `train_sentencepiece`.
 
-    Attributes:
-      model_bytes: the serialised SentencePiece model, as in a `.model` file.
-      vocabulary_size: number of ids.
-      fingerprint: SHA-256 of `model_bytes`, in hexadecimal.
+def load_sentencepiece(model_bytes: bytes) -> sentencepiece.SentencePieceProcessor:
+    """The sentencepiece library's own tokenizer.
 
     Raises:
-      UserError: `model_bytes` is no SentencePiece model, or has other special ids than ours.
+      UserError: `model_bytes` is no SentencePiece model.
+    """
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        if not model_bytes:
+            raise RuntimeError("no bytes")
+        processor.LoadFromSerializedProto(model_bytes)
+    except RuntimeError:
+        raise UserError(
+            f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)."
+        ) from None
+    return processor
+
+
+class SubwordTokenizer(tf.Module):
+    """Text to ids and back as TensorFlow operations, for tf.data and SavedModels alike.
+
+    This is all that training, search and export ask of a tokenizer. A family of pretrained models
+    implements `tokenize` and `_join`, and is listed in `data/tokenizers.py`.
+
+    Ids are our models': 0 is padding, 1 the end of sentence (EOS). A family that has them
+    elsewhere permutes its ids here, and its importer the rows of its embedding likewise.
+
+    A tokenizer is a function of its files and settings, which a model directory keeps, so the
+    constructor must take them: `cls(files, **settings)`.
+
+    Args:
+      files: {file name: content}.
+      settings: {name: value that JSON has}.
+      vocabulary_size: number of ids.
+
+    Attributes:
+      kind: name of the class in `data/tokenizers.py`.
+      fingerprint: SHA-256, in hexadecimal, of all that ids depend on.
+      targets: the tokenizer of target texts and of outputs: this one, unless the family has one
+        for each side.
     """
 
-    def __init__(self, model_bytes: bytes):
-        super().__init__(name="tokenizer")
-        processor = sentencepiece.SentencePieceProcessor()
-        try:
-            if not model_bytes:
-                raise RuntimeError("no bytes")
-            processor.LoadFromSerializedProto(model_bytes)
-        except RuntimeError:
-            raise UserError(
-                f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)."
-            ) from None
-        special_ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
-        if special_ids != (PAD_ID, EOS_ID, UNK_ID):
-            raise UserError(
-                f"a vocabulary must have pad, eos, unk at ids 0, 1, 2; this has them at"
-                f" {', '.join(map(str, special_ids))}. Train it with bin/build_vocab, or with"
-                " spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
-            )
-        self.model_bytes = model_bytes
-        self.vocabulary_size = processor.get_piece_size()
-        self.fingerprint = hashlib.sha256(model_bytes).hexdigest()
-        self._unknown_text = processor.decode([UNK_ID])
-        self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model_bytes)
-        self._sentencepiece._model_resource = _SharedModel(model_bytes, self.fingerprint)
+    kind: str
 
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """Reads a `.model` file; `path` may be remote."""
-        try:
-            return cls(epath.Path(path).read_bytes())
-        except UserError as error:
-            raise UserError(f"{os.fspath(path)}: {error}") from None
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"{os.fspath(path)}: cannot read the vocabulary: {reason}.") from None
+    def __init__(
+        self, files: Mapping[str, bytes], settings: Mapping[str, Any], vocabulary_size: int
+    ):
+        super().__init__(name="tokenizer")
+        # Proxies, because tf.Module would take a dict to pieces.
+        self.files = types.MappingProxyType(dict(files))
+        self.settings = types.MappingProxyType(dict(settings))
+        self.vocabulary_size = vocabulary_size
+        digest = hashlib.sha256(b"".join(files.values()))
+        if settings:
+            digest.update(json.dumps([self.kind, dict(settings)], sort_keys=True).encode())
+        self.fingerprint = digest.hexdigest()
+
+    @property
+    def targets(self) -> "SubwordTokenizer":
+        return self
 
     def tokenize(self, strings) -> tf.RaggedTensor:
         """Strings [B] to int32 [B, (T)], without EOS."""
-        return self._sentencepiece.tokenize(tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE))
+        raise NotImplementedError
+
+    def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
+        """int32 [B, (T)], without padding and EOS, to strings [B]."""
+        raise NotImplementedError
 
     def encode(self, strings, max_length: int) -> tf.Tensor:
         """Strings [B] to int32 [B, S], every row ended in EOS and filled up with padding.
@@ -219,7 +244,54 @@ class Tokenizer(tf.Module):
         """
         ids = tf.convert_to_tensor(ids, tf.int32)
         ended = tf.cumsum(tf.cast(ids == EOS_ID, tf.int32), axis=1) > 0
-        rows = tf.ragged.boolean_mask(ids, ~ended & (ids != PAD_ID))
+        return self._join(tf.ragged.boolean_mask(ids, ~ended & (ids != PAD_ID)))
+
+
+class Tokenizer(SubwordTokenizer):
+    r"""A SentencePiece model of `train_sentencepiece`, or another one with the same special ids.
+
+    A "\n" inside a text is the piece "<n>". A literal "<n>" or "▁" (U+2581, SentencePiece's own
+    sign for a space) in a text comes back as "\n" or " "; all other text comes back unchanged
+    from a vocabulary of `train_sentencepiece`.
+
+    Attributes:
+      model_bytes: the serialised SentencePiece model, as in a `.model` file.
+
+    Raises:
+      UserError: `model_bytes` is no SentencePiece model, or has other special ids than ours.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.model_bytes = files[VOCABULARY_FILE]
+        processor = load_sentencepiece(self.model_bytes)
+        special_ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
+        if special_ids != (PAD_ID, EOS_ID, UNK_ID):
+            raise UserError(
+                f"a vocabulary must have pad, eos, unk at ids 0, 1, 2; this has them at"
+                f" {', '.join(map(str, special_ids))}. Train it with bin/build_vocab, or with"
+                " spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
+            )
+        super().__init__(files, {}, processor.get_piece_size())
+        self._unknown_text = processor.decode([UNK_ID])
+        self._sentencepiece = sentencepiece_operations(self.model_bytes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
+        """Reads a `.model` file; `path` may be remote."""
+        try:
+            return cls({VOCABULARY_FILE: epath.Path(path).read_bytes()})
+        except UserError as error:
+            raise UserError(f"{os.fspath(path)}: {error}") from None
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"{os.fspath(path)}: cannot read the vocabulary: {reason}.") from None
+
+    def tokenize(self, strings) -> tf.RaggedTensor:
+        return self._sentencepiece.tokenize(tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE))
+
+    def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
         # The SentencePiece inside tensorflow_text drops all leading spaces of a text where one is
         # the mark of a word's beginning. A piece in front keeps them; it is taken off again.
         guard = tf.fill([rows.nrows(), 1], UNK_ID)

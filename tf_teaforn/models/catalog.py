@@ -3,6 +3,7 @@
 import keras
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.embedding import TokenEmbedding
 from tf_teaforn.models.rnn import RnnDecoder, RnnEncoder
 from tf_teaforn.models.seq2seq import Seq2Seq
@@ -87,6 +88,7 @@ def build_model(name, vocabulary_size, **overrides):
     if name not in _MODELS:
         raise UserError(f"Unknown model {name!r}. Write one of: {', '.join(model_names())}.")
     encoder, decoder, settings = _MODELS[name]
+    settings = with_dropout(settings, overrides.get("dropout"))
     try:
         return _model(encoder, decoder, vocabulary_size, **{**settings, **overrides})
     except (TypeError, ValueError) as error:

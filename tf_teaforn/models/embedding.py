@@ -34,12 +34,26 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         vocabulary_size: V.
         hidden_dim: D.
         scaled: whether input embeddings are multiplied by sqrt(D).
+        logits_bias: whether a constant is added to the logits of each token, as Marian and BART
+            have it (`final_logits_bias`). It is not trained.
     """
 
-    def __init__(self, vocabulary_size, hidden_dim, scaled=True, **kwargs):
+    def __init__(self, vocabulary_size, hidden_dim, scaled=True, logits_bias=False, **kwargs):
         kwargs.setdefault("embeddings_initializer", ZeroRowNormal(stddev=hidden_dim**-0.5))
         super().__init__(vocabulary_size, hidden_dim, **kwargs)
         self.scaled = scaled
+        self.logits_bias = logits_bias
+
+    def build(self, inputs_shape=None):
+        super().build(inputs_shape)
+        if self.logits_bias:
+            self.bias_weights = self.add_weight(
+                name="logits_bias",
+                shape=(self.input_dim,),
+                initializer="zeros",
+                dtype="float32",
+                trainable=False,
+            )
 
     @property
     def scale(self):
@@ -49,6 +63,10 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         """[V, D] in `dtype`, by default the compute dtype."""
         table = ops.convert_to_tensor(self.embeddings)
         return ops.cast(_freeze_row_zero(table), dtype or self.compute_dtype)
+
+    def bias(self):
+        """float32 [V], added to the logits, or None."""
+        return ops.convert_to_tensor(self.bias_weights) if self.logits_bias else None
 
     def call(self, token_ids):
         """int32 [...] -> [..., D], scaled."""
@@ -93,7 +111,9 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
     def logits(self, hidden):
         """[..., D] -> float32 [..., V]."""
         # As a product of batches: TensorFlow's plain one is slow on a transposed right side.
-        return ops.cast(ops.einsum("...d,vd->...v", hidden, self.table()), "float32")
+        logits = ops.cast(ops.einsum("...d,vd->...v", hidden, self.table()), "float32")
+        bias = self.bias()
+        return logits if bias is None else logits + bias
 
     def get_config(self):
         config = super().get_config()
@@ -101,5 +121,6 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             "vocabulary_size": config.pop("input_dim"),
             "hidden_dim": config.pop("output_dim"),
             "scaled": self.scaled,
+            "logits_bias": self.logits_bias,
             **config,
         }

@@ -2,6 +2,8 @@
 
 import keras
 
+PARTS = ("embedding", "encoder", "decoder")
+
 
 @keras.saving.register_keras_serializable("tf_teaforn")
 class Seq2Seq(keras.Model):
@@ -13,21 +15,22 @@ class Seq2Seq(keras.Model):
         embedding: `TokenEmbedding`.
         encoder: layer called as `encoder(x, mask, segment_ids, positions, training)`.
         decoder: a `Decoder`.
+        start_id: what decoding starts from; 0 is the zero vector.
     """
 
-    start_id = 0
     eos_id = 1
 
-    def __init__(self, embedding, encoder, decoder, **kwargs):
+    def __init__(self, embedding, encoder, decoder, start_id=0, **kwargs):
         kwargs.setdefault("name", "seq2seq")
         super().__init__(**kwargs)
+        self.start_id = start_id
         self.embedding = embedding
         self.encoder = encoder
         self.decoder = decoder
         self.build()
 
     def build(self, input_shape=None):
-        for layer in (self.embedding, self.encoder, self.decoder):
+        for layer in (getattr(self, part) for part in PARTS):
             if not layer.built:
                 layer.build(None)
         self.built = True
@@ -87,19 +90,13 @@ class Seq2Seq(keras.Model):
         return keras.KerasTensor(shape, dtype="float32")
 
     def get_config(self):
-        parts = {
-            part: keras.saving.serialize_keras_object(getattr(self, part))
-            for part in ("embedding", "encoder", "decoder")
-        }
+        parts = {part: keras.saving.serialize_keras_object(getattr(self, part)) for part in PARTS}
         # The constructor builds the layers, so that the weights' paths start with its name.
         for part in parts.values():
             part.pop("build_config", None)
-        return {**super().get_config(), **parts}
+        return {**super().get_config(), **parts, "start_id": self.start_id}
 
     @classmethod
     def from_config(cls, config):
-        parts = {
-            part: keras.saving.deserialize_keras_object(config[part])
-            for part in ("embedding", "encoder", "decoder")
-        }
+        parts = {part: keras.saving.deserialize_keras_object(config[part]) for part in PARTS}
         return cls(**{**config, **parts})

@@ -64,7 +64,7 @@ class ServingModule(tf.Module):
         found = self._search(self.tokenizer.encode(inputs, self._max_source_length))
         shape = tf.shape(found.token_ids)
         ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
-        outputs = tf.reshape(self.tokenizer.detokenize(ids), shape[:2])
+        outputs = tf.reshape(self.tokenizer.targets.detokenize(ids), shape[:2])
         # As in bin/decode: a blank line stays one.
         blank = tf.strings.regex_full_match(inputs, _BLANK)[:, None]
         outputs = tf.where(blank, "", outputs)
@@ -76,7 +76,7 @@ class ServingModule(tf.Module):
 
     def _score(self, inputs, targets):
         source_ids = self.tokenizer.encode(inputs, self._max_source_length)
-        target_ids = self.tokenizer.encode(targets, self._max_target_length)
+        target_ids = self.tokenizer.targets.encode(targets, self._max_target_length)
         inputs = {"encoder_token_ids": source_ids}
         return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
 

@@ -1,0 +1,1 @@
+"""Models from elsewhere: an importer a family, behind `importers.open_folder`."""

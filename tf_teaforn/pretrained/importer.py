@@ -1,0 +1,46 @@
+"""What an importer is, for `--init_from`."""
+
+
+class Pretrained:
+    """A pretrained model in a folder: opened cheaply, read by `build`.
+
+    A family subclasses it and is listed in `importers.py`. What it builds is a `Seq2Seq` like any
+    other, of registered Keras layers, named "embedding", "encoder" and "decoder": a model
+    directory keeps its `architecture.json` and its weights, and needs the folder no more.
+
+    Our ids are 0 for padding and 1 for the end of sentence, and search never emits 0. A family
+    whose ids differ is permuted at import: `build` moves the rows of the embedding, and of a bias
+    of the logits, to where the family's `SubwordTokenizer` moves its ids. What decoding starts
+    from is `Seq2Seq.start_id`, after the permutation; 0 starts from the zero vector.
+
+    Attributes:
+        model: the architecture's name, for config.json and messages.
+        tokenizer: `SubwordTokenizer`.
+    """
+
+    model: str
+
+    @classmethod
+    def recognizes(cls, folder) -> bool:
+        """Whether the folder, an `epath.Path`, holds a model of this family."""
+        raise NotImplementedError
+
+    def __init__(self, folder):
+        """Reads settings and vocabulary, and checks them.
+
+        Raises:
+            UserError: something is missing, damaged, or beyond what our layers compute.
+        """
+        raise NotImplementedError
+
+    def build(self, dtype=None, dropout=None):
+        """The `Seq2Seq` with its weights.
+
+        Args:
+            dtype: Keras policy such as "mixed_bfloat16".
+            dropout: see `models.architecture.with_dropout`.
+
+        Raises:
+            UserError: names the tensors that are missing, unknown or of another shape.
+        """
+        raise NotImplementedError

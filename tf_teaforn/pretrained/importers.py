@@ -1,0 +1,39 @@
+"""The families that `--init_from` knows."""
+
+from etils import epath
+
+from tf_teaforn.errors import UserError
+from tf_teaforn.pretrained.google_pegasus import GooglePegasus
+from tf_teaforn.pretrained.importer import Pretrained
+from tf_teaforn.pretrained.own import OwnRun
+from tf_teaforn.pretrained.pegasus import Pegasus
+
+# The first that recognizes a folder opens it.
+_IMPORTERS = {
+    "a --model_dir of bin/train": OwnRun,
+    "a Hugging Face folder of PEGASUS": Pegasus,
+    "a checkpoint of google-research/pegasus": GooglePegasus,
+}
+
+
+def open_folder(folder) -> Pretrained:
+    """Opens what `--init_from` names.
+
+    Args:
+        folder: path; for one of our model directories also <path>@<checkpoint>.
+
+    Raises:
+        UserError: there is no such folder, or no importer for what it holds.
+    """
+    path = epath.Path(folder)
+    if not path.is_dir():
+        base, at, _ = str(folder).rpartition("@")
+        path = epath.Path(base) if at else path
+        if not path.is_dir():
+            raise UserError(f"--init_from={folder}: there is no such folder.")
+    for importer in _IMPORTERS.values():
+        if importer.recognizes(path):
+            return importer(epath.Path(folder))
+    raise UserError(
+        f"--init_from={folder} holds none of the models that can be read: {'; '.join(_IMPORTERS)}."
+    )

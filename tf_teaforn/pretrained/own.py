@@ -1,0 +1,34 @@
+"""From one of our own model directories: another method, task or schedule, the same model."""
+
+from tf_teaforn import checkpoint
+from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.pretrained.importer import Pretrained
+from tf_teaforn.pretrained.tensors import read_settings
+
+
+class OwnRun(Pretrained):
+    """<model_dir> or <model_dir>@<checkpoint>; the best checkpoint by default."""
+
+    @classmethod
+    def recognizes(cls, folder):
+        path = folder / model_dirs.CONFIG
+        return path.exists() and "format_version" in read_settings(folder)
+
+    def __init__(self, folder):
+        self._spec = "best"
+        if not folder.is_dir():
+            name, _, self._spec = folder.name.rpartition("@")
+            folder = folder.with_name(name)
+        self._folder = folder
+        self._config = model_dirs.read_config(folder)
+        self.model = self._config.model.model
+        self.tokenizer = model_dirs.read_tokenizer(folder)
+        checkpoint.resolve(folder, self._spec)
+
+    def build(self, dtype=None, dropout=None):
+        changes = {"precision": dtype, "dropout": dropout}
+        config = self._config.replace({k: v for k, v in changes.items() if v is not None})
+        seq2seq, _ = model_dirs.load_seq2seq(
+            self._folder, config, self.tokenizer.vocabulary_size, self._spec
+        )
+        return seq2seq

@@ -1,0 +1,182 @@
+"""Tensors of a foreign file onto our weights, every name and shape checked before any is read."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+# What numpy calls a safetensors type; it has none for the upper half of a float32.
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a weight comes from.
+
+    Attributes:
+        name: of the tensor.
+        transpose: whether it is kept as [out, in], as PyTorch's linear layers are.
+        rows: int [n], the order of the rows that our ids ask for, or None.
+        squeeze: whether there is an axis of 1 in front.
+    """
+
+    name: str
+    transpose: bool = False
+    rows: np.ndarray | None = None
+    squeeze: bool = False
+
+    def file_shape(self, shape):
+        """Shape of the tensor for a weight of `shape`."""
+        shape = tuple(shape[::-1]) if self.transpose else tuple(shape)
+        return (1, *shape) if self.squeeze else shape
+
+    def convert(self, value):
+        """The weight of the tensor's value, float32."""
+        value = np.asarray(value, np.float32)
+        if self.squeeze:
+            value = value[0]
+        if self.transpose:
+            value = value.T
+        return value if self.rows is None else value[self.rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFile:
+    """Named tensors, read one at a time.
+
+    Attributes:
+        origin: names the file in errors.
+        shapes: {name: shape}.
+        read: function of a name.
+    """
+
+    origin: str
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], np.ndarray]
+
+
+def assign(variables, sources, tensors, ignored=()):
+    """Sets variables from the tensors of a file.
+
+    Args:
+        variables: {key: Keras variable}, all that the model has.
+        sources: {key: `Source`}.
+        tensors: `TensorFile`.
+        ignored: names of tensors that may be there and are not needed.
+
+    Raises:
+        UserError: tensors are missing, unknown or of another shape; names the first five. Nothing
+            is changed then.
+    """
+    wanted = {source.name for source in sources.values()}
+    problems = [f"{name} is missing" for name in wanted if name not in tensors.shapes]
+    unknown = set(tensors.shapes) - wanted - set(ignored)
+    problems += [f"{name} is unknown" for name in unknown]
+    for key, source in sources.items():
+        expected = source.file_shape(variables[key].shape)
+        found = tuple(tensors.shapes.get(source.name, expected))
+        if found != expected:
+            problems.append(f"{source.name} has shape {found} instead of {expected}")
+    if problems:
+        problems.sort()
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise UserError(
+            f"{tensors.origin} does not fit its settings: {'; '.join(problems[:5])}{more}."
+        )
+    for key, source in sources.items():
+        variables[key].assign(source.convert(tensors.read(source.name)))
+
+
+def read_settings(folder, name="config.json"):
+    """The settings of a Hugging Face folder, a dict.
+
+    Raises:
+        UserError: not a JSON object.
+    """
+    path = epath.Path(folder) / name
+    try:
+        settings = json.loads(path.read_bytes())
+        if not isinstance(settings, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from error
+    return settings
+
+
+def model_type(folder):
+    """What a Hugging Face folder says of itself, or None."""
+    if not (epath.Path(folder) / "config.json").exists():
+        return None
+    return read_settings(folder).get("model_type")
+
+
+def open_safetensors(folder):
+    """`TensorFile` of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
+
+    Raises:
+        UserError: there is neither, or a file is damaged.
+    """
+    folder = epath.Path(folder)
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        names = sorted({*read_settings(folder, index.name).get("weight_map", {}).values()})
+    places = {}
+    for name in names:
+        path = folder / epath.Path(name).name
+        if not path.exists():
+            raise UserError(
+                f"{path} is missing. Weights are read from safetensors: save_pretrained of "
+                "transformers writes them."
+            )
+        places.update(_read_header(path))
+
+    def read(name):
+        place = places[name]
+        with place.path.open("rb") as file:
+            file.seek(place.start)
+            value = np.frombuffer(file.read(place.size), _TYPES[place.kind])
+        if place.kind == "BF16":
+            value = (value.astype("<u4") << 16).view("<f4")
+        return value.reshape(place.shape)
+
+    return TensorFile(str(folder), {name: place.shape for name, place in places.items()}, read)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    path: epath.Path
+    start: int
+    size: int
+    kind: str
+    shape: tuple[int, ...]
+
+
+def _read_header(path):
+    """{name: `_Place`} of a file: 8 bytes of length, a JSON header of offsets, the data."""
+    places = {}
+    total = path.stat().length
+    try:
+        with path.open("rb") as file:
+            data = 8 + int.from_bytes(file.read(8), "little")
+            if data > total:
+                raise ValueError("it is cut off")
+            header = json.loads(file.read(data - 8))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            kind, shape = entry["dtype"], tuple(entry["shape"])
+            if kind not in _TYPES:
+                raise ValueError(f"{name} has type {kind}")
+            size = math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
+            if size != end - start or not 0 <= start <= end <= total - data:
+                raise ValueError(f"{name} does not fit in it")
+            places[name] = _Place(path, data + start, size, kind, shape)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is no safetensors file that can be used: {error}.") from error
+    return places
