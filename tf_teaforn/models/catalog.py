@@ -65,7 +65,6 @@ _MODELS = {
 }
 
 
-
 def model_names():
     """Names that `build_model` knows."""
     return tuple(_MODELS)
