@@ -165,6 +165,32 @@ def test_gradient(label_smoothing, chunk, monkeypatch):
         assert by_table[index] == pytest.approx(difference, rel=1e-3, abs=1e-5)
 
 
+@smoothings
+@chunks
+def test_bias_is_a_constant_column(label_smoothing, chunk, monkeypatch):
+    chunks_of(monkeypatch, chunk)
+    hidden, table, targets, coefficients = case()
+    bias = np.random.default_rng(1).normal(size=len(table)).astype("float32")
+
+    def loss_of(bias):
+        def function(hidden, table):
+            total, losses, correct = objective.cross_entropy(
+                hidden, table, targets, coefficients, label_smoothing, bias_V=bias
+            )
+            return total, (losses, correct)
+
+        return function
+
+    ones = np.ones((len(hidden), 1), "float32")
+    wide = (np.concatenate([hidden, ones], -1), np.concatenate([table, bias[:, None]], -1))
+    expected = gradients_of(loss_of(None), [], *wide)
+    found = gradients_of(loss_of(ops.convert_to_tensor(bias)), [], hidden, table)
+    for one, other in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
+        # Gradients without the column.
+        other = other[:, :-1] if other.ndim == 2 else other
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_evaluation_has_no_gradient_and_says_so():
     hidden, table, targets, coefficients = case()
 

@@ -53,13 +53,19 @@ def all_stage_targets(targets_BxT, weights_BxT, n, segment_ids=None):
 
 
 def cross_entropy(
-    hidden_MxD, table_VxD, targets_M, coefficients_M, label_smoothing=0.0, training=True
+    hidden_MxD,
+    table_VxD,
+    targets_M,
+    coefficients_M,
+    label_smoothing=0.0,
+    training=True,
+    bias_V=None,
 ):
-    """Label-smoothed cross-entropy of softmax(hidden · table'), with its own gradient.
+    """Label-smoothed cross-entropy of softmax(hidden · table' + bias), with its own gradient.
 
     The smoothed target is (1 - ε) on the true class plus ε / V on all V classes; nothing is
     subtracted (Szegedy et al. 2016, section 7). The loss does not build it: with m the mean row of
-    the table, it is logsumexp(z) - (1 - ε) z_y - ε h · m.
+    the table, it is logsumexp(z) - (1 - ε) z_y - ε h · m, less ε times the mean bias.
 
     Logits exist for a chunk of rows at a time. The total is linear in the coefficients, so its
     gradient is known, up to one factor, together with the loss: no logits are computed twice.
@@ -71,6 +77,7 @@ def cross_entropy(
         coefficients_M: float32, what the loss of each row counts in the total.
         label_smoothing: ε in [0, 1).
         training: whether the gradient is computed too; without it the total has none.
+        bias_V: float32, a constant of the logits, or None.
 
     Returns:
         (total, float32, the sum of coefficient times loss; losses, float32 [M]; correct, float32
@@ -92,6 +99,8 @@ def cross_entropy(
         def chunk(k, results):
             hidden, target, coefficient = hidden_KxRxD[k], targets[k][:, None], coefficients[k]
             logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
+            if bias_V is not None:
+                logits = logits + bias_V
             highest = ops.max(logits, axis=-1, keepdims=True)
             target_logits = ops.take_along_axis(logits, target, axis=-1)
             exponentials = ops.exp(logits - highest)
@@ -99,6 +108,8 @@ def cross_entropy(
             loss = ops.log(normalizer) + highest - confidence * target_logits
             if label_smoothing:
                 smoothing_logits = ops.cast(ops.matmul(hidden, mean_row), "float32")
+                if bias_V is not None:
+                    smoothing_logits = smoothing_logits + ops.mean(bias_V)
                 loss = loss - label_smoothing * smoothing_logits
             correct = ops.cast(target_logits >= highest, "float32")
             rows = {"losses": loss[:, 0], "correct": correct[:, 0]}

@@ -190,6 +190,7 @@ class TeaForN(TrainStep, keras.Model):
             ops.reshape(coefficients, (-1,)),
             self.label_smoothing,
             training,
+            self.seq2seq.embedding.bias(),
         )
         stages = ops.sum(ops.reshape(losses, ops.shape(stage_weights)) * stage_weights, axis=(0, 2))
         correct = ops.reshape(correct, ops.shape(stage_weights))[:, 0]
