@@ -4,7 +4,16 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "decode",
+    "score",
+    "export",
+    "average",
+    "build_vocab",
+    "tpu_check",
+)
 
 setup(
     name="tf-teaforn",
@@ -55,6 +64,8 @@ setup(
             "tensorflow-text==2.20.*",
             "tensorflow-tpu==2.20.*",
         ],
+        # The TPU's compiler, for bin/tpu_check; it needs no TPU.
+        "tpu_check": ["jax>=0.10,<0.12", "libtpu==0.0.52"],
         "test": [
             "hypothesis>=6.100",
             "jax==0.10.2",

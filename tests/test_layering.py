@@ -28,6 +28,7 @@ _PARTS = [
     "tf_teaforn/teaforn.py",
 ]
 _RUNS = [
+    "tf_teaforn/tpu_check.py",
     "tf_teaforn/evaluation.py",
     "tf_teaforn/export.py",
     "tf_teaforn/inference.py",
@@ -42,6 +43,8 @@ LAYERS = {
     "tf_teaforn/evaluation.py": ["tf_teaforn/inference.py", *_PARTS],
     "tf_teaforn/export.py": ["tf_teaforn/inference.py", *_PARTS],
     "tf_teaforn/inference.py": _PARTS,
+    "tf_teaforn/tpu_check.py": ["tf_teaforn/hlo.py", *_PARTS],
+    "tf_teaforn/hlo.py": [],
     "tf_teaforn/model_dir.py": [
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
@@ -57,7 +60,7 @@ LAYERS = {
     ],
     "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS],
     "tf_teaforn/tf_backend": ["tf_teaforn/data", "tf_teaforn/decoding.py", *_MODEL],
-    "tf_teaforn/jax_backend": _MODEL,
+    "tf_teaforn/jax_backend": ["tf_teaforn/decoding.py", *_MODEL],
     "tf_teaforn/decoding.py": _MODEL,
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
     "tf_teaforn/objective.py": [_ERRORS],

@@ -1,5 +1,6 @@
 """Texts in, texts out, from a model directory."""
 
+import keras
 import numpy as np
 from tqdm import tqdm
 
@@ -9,7 +10,11 @@ from tf_teaforn.data.pipeline import decode_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError
-from tf_teaforn.tf_backend.inference import score_function, search_function
+
+if keras.backend.backend() == "jax":
+    from tf_teaforn.jax_backend.inference import score_function, search_function
+else:
+    from tf_teaforn.tf_backend.inference import score_function, search_function
 
 
 def search_config(decoding, **overrides):

@@ -27,7 +27,12 @@ from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
-from tf_teaforn.tf_backend.strategy import ScalarWriter, StepRunner
+from tf_teaforn.tf_backend.strategy import ScalarWriter
+
+if keras.backend.backend() == "jax":
+    from tf_teaforn.jax_backend.strategy import StepRunner
+else:
+    from tf_teaforn.tf_backend.strategy import StepRunner
 
 _RECORDS = "metrics.jsonl"
 
@@ -55,7 +60,7 @@ class Run:
         config: `RunConfig`.
         task: the `Task` it names.
         model_dir: where everything is written. A run found there is continued.
-        strategy: `tf.distribute.Strategy`.
+        strategy: `tf.distribute.Strategy`, or `jax_backend.strategy.Strategy`.
         vocabulary: path of a ready SentencePiece model, or None to train one.
         command: the command line, for the record.
 

@@ -27,9 +27,11 @@ _DEFINE = {
 }
 
 
-def define_settings(values):
-    """A flag for every field of the run's settings; unset means the task's default."""
+def define_settings(values, but=()):
+    """A flag for every field of the run's settings but some; unset means the task's default."""
     for field in settings_module.settings():
+        if field.name in but:
+            continue
         kind = settings_module.field_type(field)
         help_text = field.metadata["help"]
         choices = field.metadata["choices"]
@@ -38,6 +40,21 @@ def define_settings(values):
         if field.default is not None:
             help_text += f" Default: {field.default}, unless the task has its own."
         _DEFINE[kind](field.name, None, help_text, flag_values=values)
+
+
+def run_config(values, task, options, but=()):
+    """`RunConfig` from the task's defaults and the flags of `define_settings` that are given."""
+    given = {
+        field.name: values[field.name].value
+        for field in settings_module.settings()
+        if field.name not in but and values[field.name].value is not None
+    }
+    if "init_from" in given:
+        given["init_from"] = absolute(given["init_from"])
+    config = settings_module.RunConfig(
+        task=task.name, task_options=options, data_dir=data_dir(values)
+    )
+    return config.replace({**task.defaults, **given})
 
 
 def define_task_name(values, help_text):
@@ -152,7 +169,7 @@ def required(values, name):
     return values[name].value
 
 
-def run(define_flags, main, description):
+def run(define_flags, main, description, backends=("tensorflow",)):
     """Parses the command line and calls `main(flags)`; ends the process.
 
     Exit codes: 0; 2 with one line on standard error for a mistake of the user; 130 when
@@ -162,6 +179,7 @@ def run(define_flags, main, description):
         define_flags: `define_flags(values)` defines the command's flags.
         main: the command.
         description: shown by --help.
+        backends: values of KERAS_BACKEND that the command works with.
     """
     quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -173,7 +191,7 @@ def run(define_flags, main, description):
         if any(argument in ("--help", "-help", "-h", "help") for argument in sys.argv[1:]):
             print(f"{description.strip()}\n\nFlags:\n{_help(values)}")
         else:
-            _check_command_line(values)
+            _check_command_line(values, backends)
             main(values)
         sys.stdout.flush()
     except flags.IllegalFlagValueError as error:
@@ -194,13 +212,15 @@ def run(define_flags, main, description):
         sys.exit(130)
 
 
-def _check_command_line(values):
+def _check_command_line(values, backends):
     rest = values(sys.argv)[1:]
     if rest:
         raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow":
-        raise UserError(f"KERAS_BACKEND={backend}: the commands run on tensorflow. Unset it.")
+    if backend not in backends:
+        raise UserError(
+            f"KERAS_BACKEND={backend}: this command runs on {' or '.join(backends)}. Unset it."
+        )
 
 
 def _value_error(values, message):

@@ -111,4 +111,4 @@ def decode(values):
 
 def main():
     """Entry point."""
-    app.run(define_flags, decode, __doc__)
+    app.run(define_flags, decode, __doc__, backends=("tensorflow", "jax"))

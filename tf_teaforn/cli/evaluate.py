@@ -107,4 +107,4 @@ def _details(result, name):
 
 def main():
     """Entry point."""
-    app.run(define_flags, evaluate, __doc__)
+    app.run(define_flags, evaluate, __doc__, backends=("tensorflow", "jax"))

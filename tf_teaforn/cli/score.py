@@ -51,4 +51,4 @@ def score(values):
 
 def main():
     """Entry point."""
-    app.run(define_flags, score, __doc__)
+    app.run(define_flags, score, __doc__, backends=("tensorflow", "jax"))

@@ -10,13 +10,13 @@ command, given again, continues where the run stopped.
 
 import dataclasses
 import difflib
+import os
 import sys
 
 from absl import flags
 from etils import epath
 
 from tf_teaforn.cli import app
-from tf_teaforn.config import RunConfig, settings
 from tf_teaforn.errors import UserError
 
 
@@ -37,20 +37,13 @@ def define_flags(values):
         flag_values=values,
     )
     flags.DEFINE_string("tpu", "local", "With --strategy=tpu: local or a name.", flag_values=values)
+    flags.DEFINE_string(
+        "mesh",
+        None,
+        "With KERAS_BACKEND=jax: parts that batch and model are split into, as batch:4,model:2.",
+        flag_values=values,
+    )
     app.define_task_flags(values)
-
-
-def run_config(values, task, options):
-    """`RunConfig` from the task's defaults and the flags given."""
-    given = {
-        field.name: values[field.name].value
-        for field in settings()
-        if values[field.name].value is not None
-    }
-    if "init_from" in given:
-        given["init_from"] = app.absolute(given["init_from"])
-    config = RunConfig(task=task.name, task_options=options, data_dir=app.data_dir(values))
-    return config.replace({**task.defaults, **given})
 
 
 def train(values):
@@ -59,9 +52,8 @@ def train(values):
     model_dir = app.required(values, "model_dir")
     options = app.task_options(values)
     task = app.load_task(name, options, app.data_dir(values), values.module_import)
-    config = run_config(values, task, options)
+    config = app.run_config(values, task, options)
 
-    from tf_teaforn.tf_backend.strategy import make_strategy
     from tf_teaforn.training import Run
 
     if config.model.init_from:
@@ -69,7 +61,7 @@ def train(values):
     else:
         config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
     check(config, task)
-    strategy = make_strategy(values.strategy, values.tpu)
+    strategy = make_strategy(values)
     run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
     best = run.run()
     if best is None:
@@ -82,6 +74,19 @@ def train(values):
         f"Best {task.headline_metric} on the validation split, greedy: {best:.2f} at step "
         f"{run.state['best_step']}. Next: bin/evaluate --model_dir={model_dir}{imported}"
     )
+
+
+def make_strategy(values):
+    """The devices that --strategy, --tpu and --mesh name, for Keras' backend."""
+    if os.environ["KERAS_BACKEND"] == "jax":
+        from tf_teaforn.jax_backend import strategy
+
+        return strategy.make_strategy(values.strategy, values.mesh)
+    if values.mesh is not None:
+        raise UserError(f"--mesh={values.mesh} needs JAX: set KERAS_BACKEND=jax.")
+    from tf_teaforn.tf_backend import strategy
+
+    return strategy.make_strategy(values.strategy, values.tpu)
 
 
 def with_vocabulary(config, model_dir, path, size_given):
@@ -181,4 +186,4 @@ def check(config, task):
 
 def main():
     """Entry point."""
-    app.run(define_flags, train, __doc__)
+    app.run(define_flags, train, __doc__, backends=("tensorflow", "jax"))

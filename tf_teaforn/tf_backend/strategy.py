@@ -59,7 +59,8 @@ class StepRunner:
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         return self.strategy.experimental_distribute_dataset(dataset.with_options(options))
 
-    def _step(self, name, element_spec):
+    def step(self, name, element_spec):
+        """The compiled `train_step` or `test_step` for batches of that spec."""
         if name not in self._steps:
             step = getattr(self.model, name)
 
@@ -72,13 +73,13 @@ class StepRunner:
 
     def train(self, iterator):
         """One update from the next batch."""
-        self._step("train_step", iterator.element_spec)(*next(iterator))
+        self.step("train_step", iterator.element_spec)(*next(iterator))
 
     def test(self, dataset):
         """Runs over a finite dataset; returns the logs over all of it, as floats."""
         self.model.reset_metrics()
         dataset = self.distribute(dataset)
-        step = self._step("test_step", dataset.element_spec)
+        step = self.step("test_step", dataset.element_spec)
         for batch in dataset:
             step(*batch)
         return self.read_logs()

@@ -1,0 +1,102 @@
+"""Compiles the train step for a TPU, without having one: memory and arithmetic.
+
+    bin/tpu_check --task=gsg --model=pegasus_large --n=1,2,3 --remat=none,stage --batch_size=16
+    KERAS_BACKEND=jax bin/tpu_check --task=wmt14_enfr --topology=v5e:2x2
+
+The step is the one that bin/train runs with the same flags, under TensorFlow or JAX. That of
+TensorFlow is of one device, without the exchange of gradients. Ratios are to the first line. Where
+a step does not fit, the compiler has already tried to recompute what it could.
+"""
+
+import importlib.util
+import os
+
+from absl import flags
+
+from tf_teaforn.cli import app
+from tf_teaforn.errors import UserError
+
+# Lists here.
+_LISTS = ("n", "remat")
+# What libtpu asks the machine for, if it is not told, and JAX's own device.
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+def define_flags(values):
+    """Flags of bin/tpu_check."""
+    app.define_task_name(values, "Whose settings to take.")
+    flags.DEFINE_list("n", ["1", "2", "3"], "Numbers N of stacked decoders.", flag_values=values)
+    flags.DEFINE_list("remat", ["none"], "Values of bin/train's --remat.", flag_values=values)
+    flags.DEFINE_string(
+        "topology", "v5e:1x1", "TPU version and chips, such as v5e:2x2.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "batch_size",
+        None,
+        "Sentence pairs in a batch over all chips. Default: as many of the maximum lengths as "
+        "--batch_tokens holds.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean(
+        "compile", True, "Compile, or count the arithmetic only, in seconds.", flag_values=values
+    )
+    app.define_settings(values, but=_LISTS)
+    app.define_task_flags(values)
+
+
+def check(values):
+    """Runs the command."""
+    name = app.required(values, "task")
+    options = app.task_options(values)
+    task = app.load_task(name, options, app.data_dir(values), values.module_import)
+    config = app.run_config(values, task, options, but=_LISTS)
+    try:
+        counts = [int(count) for count in values.n]
+    except ValueError as error:
+        raise UserError(f"--n={','.join(values.n)}: write whole numbers, e.g. 1,2,3.") from error
+    lengths = config.data.max_source_length, config.data.max_target_length
+    batch_size = values.batch_size or max(config.data.batch_tokens // max(lengths), 1)
+
+    _prepare_environment()
+
+    from tf_teaforn.jax_backend import tpu
+
+    topology = tpu.Topology(values.topology)
+    if batch_size < 1 or batch_size % len(topology.devices):
+        raise UserError(
+            f"--batch_size={batch_size}: write a multiple of the {len(topology.devices)} devices "
+            f"of {values.topology}."
+        )
+
+    from tf_teaforn.tpu_check import report
+
+    print(
+        f"{config.model.model}, {config.model.precision}, {config.training.optimizer}; "
+        f"{values.topology}, {topology.memory / 2**30:.0f} GiB a device; batch {batch_size}, "
+        f"S={lengths[0]}, T={lengths[1]}, V={config.model.vocab_size}"
+    )
+    settings = [{"n": n} for n in counts]
+    for line in report(config, topology, batch_size, settings, values.compile):
+        print(line, flush=True)
+
+
+def _prepare_environment():
+    """Sets what libtpu and JAX read when they are first imported."""
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"The TPU's compiler needs {' and '.join(missing)}: "
+            "pip install 'tf-teaforn[tpu_check]'."
+        )
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def main():
+    """Entry point."""
+    app.run(define_flags, check, __doc__, backends=("tensorflow", "jax"))

@@ -1,0 +1,204 @@
+"""Arithmetic of a compiled program, counted in the text of its HLO module.
+
+XLA's own `cost_analysis` counts the body of a loop once, whatever the number of turns.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_NAME = re.compile(r"%?([\w.\-]+)$")
+_CALLED = re.compile(r"\b(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{(.*?)\}")
+# Instructions that hand a number on.
+_SAME_VALUE = ("copy", "convert", "reshape", "bitcast", "broadcast", "optimization-barrier")
+
+
+class _Instruction(NamedTuple):
+    shape: str
+    opcode: str
+    operands: tuple
+    attributes: str
+
+    @property
+    def dimensions(self):
+        return tuple(int(size) for size in _SHAPE.match(self.shape)[1].split(",") if size)
+
+    def attribute(self, name):
+        return re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)[1]
+
+    def dimension_list(self, name):
+        found = re.search(rf"\b{name}=\{{([\d,]*)\}}", self.attributes)
+        return [int(place) for place in found[1].split(",") if place] if found else []
+
+
+class _Computation:
+    def __init__(self):
+        self.instructions = {}
+        self.root = None
+
+
+def matmul_flops(text):
+    """Floating-point operations of all matrix products, a multiplication and an addition each.
+
+    Args:
+        text: an HLO module as text, before or after XLA's passes. Each loop must count from one
+            constant to another.
+
+    Raises:
+        ValueError: a loop whose number of turns is not in the text, or a convolution.
+    """
+    module = _parse(text)
+    counted = {}
+
+    def flops(name):
+        if name not in counted:
+            computation = module[name]
+            counted[name] = sum(
+                instruction_flops(computation, instruction)
+                for instruction in computation.instructions.values()
+            )
+        return counted[name]
+
+    def instruction_flops(computation, instruction):
+        if instruction.opcode == "dot":
+            left = computation.instructions[instruction.operands[0]].dimensions
+            summed = (left[i] for i in instruction.dimension_list("lhs_contracting_dims"))
+            return 2 * math.prod(instruction.dimensions) * math.prod(summed)
+        if instruction.opcode == "convolution":
+            raise ValueError("Convolutions are not counted: take the module before XLA's passes.")
+        if instruction.opcode == "while":
+            turns = _turns(module, computation, instruction)
+            condition, body = (flops(instruction.attribute(part)) for part in ("condition", "body"))
+            return turns * (condition + body)
+        branches = _BRANCHES.search(instruction.attributes)
+        if branches:
+            return max(flops(branch.strip().lstrip("%")) for branch in branches[1].split(","))
+        return sum(flops(called) for called in _CALLED.findall(instruction.attributes))
+
+    (entry,) = (name for name, computation in module.items() if computation.is_entry)
+    return flops(entry)
+
+
+def _parse(text):
+    """{name: `_Computation`} of a module."""
+    module, computation = {}, None
+    for line in text.splitlines():
+        head = _COMPUTATION.match(line)
+        if head:
+            computation = module[head[2]] = _Computation()
+            computation.is_entry = bool(head[1])
+            continue
+        found = _INSTRUCTION.match(line) if computation else None
+        if found:
+            root, name, rest = found.groups()
+            computation.instructions[name] = _instruction(rest)
+            if root:
+                computation.root = name
+    return module
+
+
+def _instruction(text):
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    opcode = _OPCODE.match(text, end)
+    close = _closing(text, opcode.end() - 1)
+    # An operand may have its shape in front of its name.
+    inside = re.sub(r"/\*.*?\*/|\{[^{}]*\}|\[[^\[\]]*\]", "", text[opcode.end() : close])
+    names = (_NAME.search(operand.strip()) for operand in inside.split(","))
+    if opcode[1] in ("constant", "parameter"):
+        operands = (text[opcode.end() : close],)
+    else:
+        operands = tuple(name[1] for name in names if name)
+    return _Instruction(text[:end], opcode[1], operands, text[close + 1 :])
+
+
+def _closing(text, start):
+    """Place of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise ValueError(f"Not an HLO instruction: {text}")
+
+
+def _turns(module, computation, loop):
+    """Number of turns of a `while`: of the first of its conditions "counter < bound" to fail."""
+    annotated = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if annotated:
+        return int(annotated[1])
+    condition, body = (module[loop.attribute(part)] for part in ("condition", "body"))
+    turns = [
+        _turns_of_bound(module, computation, loop, body, *bound)
+        for bound in _bounds(module, condition, condition.root)
+    ]
+    known = [count for count in turns if count is not None]
+    if not known:
+        raise ValueError("A loop's number of turns is not in the program's text.")
+    return min(known)
+
+
+def _bounds(module, computation, name):
+    """Pairs (counter, bound), as `_resolve` has them, of which a condition says counter < bound."""
+    instruction = computation.instructions[name]
+    if instruction.opcode == "and":
+        return [b for part in instruction.operands for b in _bounds(module, computation, part)]
+    if instruction.opcode == "call":
+        called = module[instruction.attribute("to_apply")]
+        return _bounds(module, called, called.root) if len(instruction.operands) == 1 else []
+    if instruction.opcode in _SAME_VALUE:
+        return _bounds(module, computation, instruction.operands[0])
+    if instruction.opcode == "compare" and instruction.attribute("direction") == "LT":
+        sides = [_resolve(computation, operand) for operand in instruction.operands]
+        if None not in sides:
+            return [sides]
+    return []
+
+
+def _resolve(computation, name):
+    """What a scalar is: ("constant", value), ("element", place in the parameter) or None."""
+    instruction = computation.instructions[name]
+    while instruction.opcode in _SAME_VALUE:
+        name = instruction.operands[0]
+        instruction = computation.instructions[name]
+    if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.operands[0]):
+        return "constant", int(instruction.operands[0])
+    if instruction.opcode == "get-tuple-element":
+        place = int(instruction.attribute("index"))
+        source = computation.instructions[instruction.operands[0]]
+        if source.opcode == "tuple":
+            return _resolve(computation, source.operands[place])
+        if source.opcode == "parameter":
+            return "element", place
+    return None
+
+
+def _turns_of_bound(module, computation, loop, body, counter, bound):
+    start = computation.instructions[loop.operands[0]]
+    result = body.instructions[body.root]
+    if counter[0] != "element" or start.opcode != "tuple" or result.opcode != "tuple":
+        return None
+    first = _resolve(computation, start.operands[counter[1]])
+    if bound[0] == "element":
+        unchanged = _resolve(body, result.operands[bound[1]]) == bound
+        bound = _resolve(computation, start.operands[bound[1]]) if unchanged else None
+    step = _step(module, body, result.operands[counter[1]], counter)
+    if None in (first, bound, step) or (first[0], bound[0]) != ("constant", "constant"):
+        return None
+    return max(math.ceil((bound[1] - first[1]) / step), 0)
+
+
+def _step(module, body, name, counter):
+    """What a loop's body adds to its counter each turn, or None."""
+    instruction = body.instructions[name]
+    while instruction.opcode in _SAME_VALUE:
+        instruction = body.instructions[instruction.operands[0]]
+    if instruction.opcode != "add":
+        return None
+    parts = [_resolve(body, operand) for operand in instruction.operands]
+    steps = [part[1] for part in parts if part is not None and part[0] == "constant"]
+    return steps[0] if counter in parts and steps and steps[0] > 0 else None

@@ -1,0 +1,211 @@
+"""Devices under JAX and the compiled step over them."""
+
+import jax
+import keras
+
+from tf_teaforn.errors import UserError
+
+STRATEGIES = ("auto", "one", "mirrored", "tpu")
+AXES = ("batch", "model")
+
+
+def make_strategy(name="auto", mesh=None):
+    """A `Strategy`.
+
+    Args:
+        name: "one" device; "mirrored" and "tpu": the batch split over all of them; "auto": as
+            "mirrored" where there are accelerators, else one device.
+        mesh: such as "batch:4,model:2": how many parts the batch and the model are split into;
+            `name` is left at "auto" then. Without it the model is on every device.
+
+    Raises:
+        UserError: unknown name, no TPU, or a mesh of other devices than there are.
+    """
+    if name not in STRATEGIES:
+        raise UserError(f"--strategy={name}: under JAX write one of {', '.join(STRATEGIES)}.")
+    devices = jax.devices()
+    if name == "tpu" and devices[0].platform != "tpu":
+        raise UserError(
+            "--strategy=tpu: JAX found no TPU. Run on a TPU VM with jax[tpu] installed, or write "
+            "--strategy=one."
+        )
+    if mesh is not None:
+        if name != "auto":
+            raise UserError(f"--mesh={mesh} says what runs where: leave out --strategy={name}.")
+        sizes = _mesh_sizes(mesh, len(devices))
+    elif name == "one" or (name == "auto" and devices[0].platform == "cpu"):
+        sizes = (1, 1)
+    else:
+        sizes = (len(devices), 1)
+    return Strategy(*sizes)
+
+
+def _mesh_sizes(mesh, available):
+    """(parts of the batch, parts of the model)."""
+    sizes = dict.fromkeys(AXES, 1)
+    for part in mesh.split(","):
+        axis, _, size = part.partition(":")
+        if axis not in AXES or not size.isdecimal() or int(size) < 1:
+            raise UserError(
+                f"--mesh={mesh}: write axis:parts with the axes batch and model, such as "
+                "batch:4,model:2."
+            )
+        sizes[axis] = int(size)
+    needed = sizes["batch"] * sizes["model"]
+    if needed != available:
+        raise UserError(f"--mesh={mesh} is for {needed} devices; there are {available}.")
+    return tuple(sizes.values())
+
+
+class Strategy:
+    """A mesh of devices: what `tf.distribute.Strategy` is under TensorFlow.
+
+    Args:
+        batch, model: parts that the batch and the model are split into.
+    """
+
+    def __init__(self, batch, model):
+        device_mesh = keras.distribution.DeviceMesh(
+            (batch, model), AXES, [f"{d.platform}:{d.id}" for d in jax.devices()[: batch * model]]
+        )
+        self.distribution = _ModelParallel(
+            layout_map=keras.distribution.LayoutMap(device_mesh),
+            batch_dim_name="batch",
+            # Every process reads the same batches.
+            auto_shard_dataset=False,
+        )
+        self.num_replicas_in_sync = batch
+
+    def scope(self):
+        """Context in which variables are made."""
+        return self.distribution.scope()
+
+
+# Axis of a Transformer's weights that is split, as in Mesh TensorFlow's and T5's layout: heads,
+# feed-forward units and subwords. What is not named is on every device.
+_SPLIT_AXES = {
+    "query/kernel": 1,
+    "key/kernel": 1,
+    "value/kernel": 1,
+    "query/bias": 0,
+    "key/bias": 0,
+    "value/bias": 0,
+    "output/kernel": 0,
+    "inner/kernel": 1,
+    "inner/bias": 0,
+    "outer/kernel": 0,
+    "embedding/embeddings": 0,
+}
+
+
+class _ModelParallel(keras.distribution.ModelParallel):
+    """Splits each weight along the axis that the table above has for the end of its path."""
+
+    def get_variable_layout(self, variable):
+        own = getattr(variable, "_layout", None)
+        if own is not None:
+            return own
+        axes = [None] * len(variable.shape)
+        axis = _SPLIT_AXES.get("/".join(variable.path.split("/")[-2:]))
+        parts = self.device_mesh.shape[1]
+        if axis is not None and parts > 1:
+            # A vocabulary of any size: its vectors can be split instead.
+            if variable.path.endswith("embeddings") and variable.shape[axis] % parts:
+                axis = 1
+            if variable.shape[axis] % parts:
+                raise UserError(
+                    f"--mesh=…,model:{parts} does not divide {variable.path}, which has the shape "
+                    f"{tuple(variable.shape)}. Write a divisor of {variable.shape[axis]}."
+                )
+            axes[axis] = "model"
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+
+class StepRunner:
+    """Runs a model's `train_step` and `test_step` on all devices of a strategy.
+
+    Args:
+        strategy: the one under whose scope `model` was built and compiled.
+        model: a compiled `TeaForN`.
+    """
+
+    def __init__(self, strategy, model):
+        self.strategy = strategy
+        self.model = model
+        if not model.optimizer.built:
+            with strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+        self._train_step, self._test_step = (
+            compiled_step(step, jax.tree.map(lambda value: value.sharding, _values(variables)))
+            for step, variables in (
+                (model.train_step, training_variables(model)),
+                (model.test_step, testing_variables(model)),
+            )
+        )
+
+    def distribute(self, dataset):
+        """The batches, split over the devices. Rows must be a multiple of the batch's parts."""
+
+        class Batches:
+            def __iter__(batches):
+                return map(self._put, dataset.as_numpy_iterator())
+
+        return Batches()
+
+    def _put(self, batch):
+        def put(array):
+            layout = self.strategy.distribution.get_data_layout(array.shape)
+            return jax.device_put(array, layout.backend_layout)
+
+        return jax.tree.map(put, batch)
+
+    def train(self, iterator):
+        """One update from the next batch."""
+        self._run(self._train_step, training_variables(self.model), next(iterator))
+
+    def test(self, dataset):
+        """Runs over a finite dataset; returns the logs over all of it, as floats."""
+        self.model.reset_metrics()
+        for batch in self.distribute(dataset):
+            self._run(self._test_step, testing_variables(self.model), batch)
+        return self.read_logs()
+
+    def read_logs(self):
+        """Means since the last call, as floats; starts new ones."""
+        logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
+        self.model.reset_metrics()
+        return logs
+
+    def _run(self, step, variables, batch):
+        _, values = step(_values(variables), batch)
+        for variable, value in zip(sum(variables, []), sum(values, []), strict=True):
+            variable.assign(value)
+
+
+def training_variables(model):
+    """The state of `train_step`: trainable, non-trainable, the optimizer's, the metrics'."""
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+
+
+def testing_variables(model):
+    """The state of `test_step`."""
+    return model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+
+
+def _values(variables):
+    return tuple([variable.value for variable in part] for part in variables)
+
+
+def compiled_step(step, shardings):
+    """`step` compiled; it takes over the memory of its state, which keeps its place on the devices.
+
+    Args:
+        step: function of (state, batch) that returns (logs, new state).
+        shardings: of the state's arrays, in its structure.
+    """
+    return jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))
