@@ -6,7 +6,7 @@ import keras
 
 from tf_teaforn.hlo import matmul_flops
 from tf_teaforn.jax_backend.tpu import DoesNotFit
-from tf_teaforn.model_dir import build_seq2seq
+from tf_teaforn.models.catalog import build_model
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.teaforn import TeaForN
 
@@ -34,9 +34,11 @@ def step_program(config, topology, batch_size):
 
 
 def _model(config):
-    model = TeaForN(
-        build_seq2seq(config, config.model.vocab_size), **dataclasses.asdict(config.teaforn)
+    overrides = {} if config.model.dropout is None else {"dropout": config.model.dropout}
+    seq2seq = build_model(
+        config.model.model, config.model.vocab_size, dtype=config.model.precision, **overrides
     )
+    model = TeaForN(seq2seq, **dataclasses.asdict(config.teaforn))
     model.compile(optimizer=build_optimizer(config.training))
     model.optimizer.build(model.trainable_variables)
     return model
