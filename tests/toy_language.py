@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 from keras import ops
 
+from tf_teaforn.models.decoder import Decoder
+
 EOS = 1
 
 
@@ -40,8 +42,14 @@ class ToyLanguage:
         one_hot = ops.one_hot(token_ids, self.vocabulary_size, dtype="float32")
         return one_hot * ops.cast(token_ids != 0, "float32")[..., None]
 
-    def logits(self, hidden):
-        return hidden
+    def logits_function(self):
+        return lambda hidden: hidden
+
+    def reorder_state(self, state, parents):
+        return Decoder.reorder_state(self, state, parents)
+
+    def growing_state(self, prepared, num_hypotheses):
+        return None
 
     def prepare(self, memory, memory_mask):
         return ops.cast(ops.sum(memory[..., 0], axis=1), "int32") % self.languages

@@ -8,11 +8,11 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.decoder import batch_gather
 
 PAD_ID = 0
 
@@ -134,8 +134,8 @@ def search(seq2seq, inputs, config):
     a batch, costs no step and gives no tokens.
 
     Args:
-        seq2seq: `Seq2Seq`, or any object with its `encode`, `embed`, `logits`, `decoder`,
-            `start_id` and `eos_id`.
+        seq2seq: `Seq2Seq`, or any object with its `encode`, `embed`, `logits_function`,
+            `decoder`, `start_id` and `eos_id`.
         inputs: {"encoder_token_ids": int32 [B, S]}, end-of-sentence included, 0-padded. B and S
             may be dynamic in a `tf.function`; XLA and JAX need them static.
         config: `SearchConfig`.
@@ -145,11 +145,13 @@ def search(seq2seq, inputs, config):
     """
     source_ids = ops.convert_to_tensor(inputs["encoder_token_ids"], "int32")
     source_lengths = ops.sum(ops.cast(source_ids != PAD_ID, "int32"), axis=-1)
+    source_room = ops.shape(source_ids)[1]
     if config.max_length is None:
-        room = ops.shape(source_ids)[1] + config.max_length_offset
+        room = source_room + config.max_length_offset
         limits = source_lengths + config.max_length_offset
     else:
-        room = config.max_length
+        # Dynamic where shapes are.
+        room = source_room * 0 + config.max_length
         limits = ops.full_like(source_lengths, config.max_length)
     limits = ops.where(source_lengths > 0, limits, 0)
 
@@ -161,11 +163,16 @@ def search(seq2seq, inputs, config):
     return token_by_token(seq2seq, prepared, limits, room, config, sentence_keys)
 
 
-def _step(seq2seq, prepared, last_tokens_BxK, decoder_state, position):
-    """Returns (float32 logits [B, K, V], decoder state)."""
-    x = seq2seq.embed(last_tokens_BxK)
-    hidden, decoder_state = seq2seq.decoder.step(x, decoder_state, prepared, position)
-    return seq2seq.logits(hidden), decoder_state
+def _stepper(seq2seq, prepared):
+    """Returns a function: what to decode from -> (float32 logits [B, K, V], decoder state)."""
+    logits = seq2seq.logits_function()
+
+    def step(last_tokens_BxK, decoder_state, position):
+        x = seq2seq.embed(last_tokens_BxK)
+        hidden, decoder_state = seq2seq.decoder.step(x, decoder_state, prepared, position)
+        return logits(hidden), decoder_state
+
+    return step
 
 
 def _allowed(logits_BxKxV, tokens_BxKxL, position, config, eos_id):
@@ -238,12 +245,11 @@ def token_by_token(seq2seq, prepared, limits_B, room, config, sentence_keys_B=No
     """
     batch, width = ops.shape(limits_B)[0], config.n_best
     eos_id = seq2seq.eos_id
+    step = _stepper(seq2seq, prepared)
 
     def body(*state):
         now = _Hypotheses(*state)
-        logits, decoder_state = _step(
-            seq2seq, prepared, now.last_tokens, now.decoder_state, now.position
-        )
+        logits, decoder_state = step(now.last_tokens, now.decoder_state, now.position)
         allowed = _allowed(logits, now.tokens, now.position, config, eos_id)
         if sentence_keys_B is None:
             best_logits, best_tokens = ops.top_k(allowed, 1)
@@ -271,12 +277,12 @@ def token_by_token(seq2seq, prepared, limits_B, room, config, sentence_keys_B=No
         last_tokens=ops.full((batch, width), seq2seq.start_id, "int32"),
         log_probs=ops.zeros((batch, width), "float32"),
         done=ops.broadcast_to((limits_B <= 0)[:, None], (batch, width)),
-        decoder_state=seq2seq.decoder.initial_state(prepared, width, room),
+        decoder_state=None,
     )
-    end = _Hypotheses(*ops.while_loop(_any_open, body, tuple(start)))
+    end = _Hypotheses(*_loop(seq2seq.decoder, prepared, body, start, room))
     lengths = ops.sum(ops.cast(end.tokens != PAD_ID, "int32"), axis=-1)
     penalized, order = ops.top_k(end.log_probs / _penalty(lengths, config.alpha), width)
-    return _result(_gather(end.tokens, order), _gather(end.log_probs, order), penalized)
+    return _result(batch_gather(end.tokens, order), batch_gather(end.log_probs, order), penalized)
 
 
 class _Beams(NamedTuple):
@@ -314,12 +320,11 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
     batch, width = ops.shape(limits_B)[0], config.beam_size
     eos_id = seq2seq.eos_id
     limit_penalties = _penalty(limits_B, config.alpha)
+    step = _stepper(seq2seq, prepared)
 
     def body(*state):
         now = _Beams(*state)
-        logits, decoder_state = _step(
-            seq2seq, prepared, now.last_tokens, now.decoder_state, now.position
-        )
+        logits, decoder_state = step(now.last_tokens, now.decoder_state, now.position)
         allowed = _allowed(logits, now.tokens, now.position, config, eos_id)
 
         # The 2K best of a sentence are among the 2K best of each hypothesis.
@@ -329,9 +334,9 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
         log_probs = now.log_probs[..., None] + log_probs
         flat = (batch, width * per_hypothesis)
         candidate_log_probs, picks = ops.top_k(ops.reshape(log_probs, flat), 2 * width)
-        candidate_tokens = _gather(ops.reshape(top_tokens, flat), picks)
+        candidate_tokens = batch_gather(ops.reshape(top_tokens, flat), picks)
         parents = picks // per_hypothesis
-        candidates = _write(_gather(now.tokens, parents), now.position, candidate_tokens)
+        candidates = _write(batch_gather(now.tokens, parents), now.position, candidate_tokens)
         ends = candidate_tokens == eos_id
 
         ended_log_probs = ops.where(
@@ -341,19 +346,19 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
         finished_scores, kept = ops.top_k(
             ops.concatenate([now.finished_scores, ended_scores], axis=1), config.n_best
         )
-        finished_tokens = _gather(ops.concatenate([now.finished_tokens, candidates], axis=1), kept)
-        finished_log_probs = _gather(
+        finished_tokens = batch_gather(
+            ops.concatenate([now.finished_tokens, candidates], axis=1), kept
+        )
+        finished_log_probs = batch_gather(
             ops.concatenate([now.finished_log_probs, ended_log_probs], axis=1), kept
         )
 
         alive_log_probs, kept = ops.top_k(ops.where(ends, -np.inf, candidate_log_probs), width)
         if width > 1:
-            alive_parents = _gather(parents, kept)
-            decoder_state = keras.tree.map_structure(
-                lambda x: _gather(x, alive_parents), decoder_state
-            )
+            alive_parents = batch_gather(parents, kept)
+            decoder_state = seq2seq.decoder.reorder_state(decoder_state, alive_parents)
         alive_log_probs = ops.where(now.done[:, None], now.log_probs, alive_log_probs)
-        alive = ops.where(now.done[:, None, None], now.tokens, _gather(candidates, kept))
+        alive = ops.where(now.done[:, None, None], now.tokens, batch_gather(candidates, kept))
 
         # A sum of log probabilities only falls: the best score still possible is that of the best
         # alive hypothesis ending next or, with alpha > 0, at the limit.
@@ -363,7 +368,7 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
         return (
             now.position + 1,
             alive,
-            _gather(candidate_tokens, kept),
+            batch_gather(candidate_tokens, kept),
             alive_log_probs,
             finished_tokens,
             finished_log_probs,
@@ -384,9 +389,9 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
         finished_log_probs=no_scores,
         finished_scores=no_scores,
         done=limits_B <= 0,
-        decoder_state=seq2seq.decoder.initial_state(prepared, width, room),
+        decoder_state=None,
     )
-    end = _Beams(*ops.while_loop(_any_open, body, tuple(start)))
+    end = _Beams(*_loop(seq2seq.decoder, prepared, body, start, room))
 
     unfinished_log_probs = end.log_probs[:, : config.n_best]
     none_finished = ops.isneginf(end.finished_scores[:, :1])
@@ -399,6 +404,30 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
     )
 
 
+# Steps that a growing state gets room for at once.
+_SEGMENT = 16
+
+
+def _loop(decoder, prepared, body, start, room):
+    """Repeats `body` until all is done; makes the decoder's state, the last part of `start`."""
+    width = ops.shape(start.last_tokens)[1]
+    growing = None if isinstance(room, int) else decoder.growing_state(prepared, width)
+    if growing is None:
+        decoder_state = decoder.initial_state(prepared, width, room)
+        return ops.while_loop(_any_open, body, tuple(start._replace(decoder_state=decoder_state)))
+
+    def segment(*state):
+        end = ops.minimum(state[0] + _SEGMENT, room)
+        decoder_state = decoder.grow_state(state[-1], end - state[0])
+
+        def any_open(*state):
+            return ops.logical_and(_any_open(*state), state[0] < end)
+
+        return ops.while_loop(any_open, body, (*state[:-1], decoder_state))
+
+    return ops.while_loop(_any_open, segment, tuple(start._replace(decoder_state=growing)))
+
+
 def _any_open(*state):
     return ops.logical_not(ops.all(state[-2]))
 
@@ -406,13 +435,6 @@ def _any_open(*state):
 def _result(tokens, log_probs, penalized):
     no_hypothesis = ops.isneginf(log_probs)[..., None]
     return SearchResult(ops.where(no_hypothesis, PAD_ID, tokens), log_probs, penalized)
-
-
-def _gather(x, indices_BxJ):
-    """[B, K, ...] -> [B, J, ...]: for each sentence the entries at its indices."""
-    batch, width, *rest = ops.shape(x)
-    first = ops.arange(batch, dtype="int32")[:, None] * width
-    return ops.take(ops.reshape(x, (batch * width, *rest)), first + indices_BxJ, axis=0)
 
 
 def _top_k(x, k, block=128):
@@ -430,8 +452,8 @@ def _top_k(x, k, block=128):
     rows = ops.reshape(rows, (-1, blocks, block))
     # In order, so that of equal values the first comes first.
     best = ops.sort(ops.top_k(ops.max(rows, axis=-1), k)[1], axis=-1)
-    values, picks = ops.top_k(ops.reshape(_gather(rows, best), (-1, k * block)), k)
-    indices = _gather(best, picks // block) * block + picks % block
+    values, picks = ops.top_k(ops.reshape(batch_gather(rows, best), (-1, k * block)), k)
+    indices = batch_gather(best, picks // block) * block + picks % block
     return ops.reshape(values, (*leading, k)), ops.reshape(indices, (*leading, k))
 
 

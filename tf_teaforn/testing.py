@@ -173,6 +173,7 @@ def check_decoder(decoder, hidden_dim, position_signal=None, tolerance=2e-5):
     check.start_position_shifts(position_signal)
     check.steps_equal_call()
     check.hypotheses_can_be_reordered()
+    check.growing_equals_given_room()
     check.config_round_trip()
     check.clone_is_another_decoder()
 
@@ -228,8 +229,7 @@ class _DecoderCheck:
             assert leaf.shape[0] == self.batch, "prepared has a leaf without leading dimension B"
         state = self.decoder.initial_state(self.prepared, self.hypotheses, self.target_length)
         for leaf in keras.tree.flatten(state):
-            leading = tuple(leaf.shape[:2])
-            assert leading == (self.batch, self.hypotheses), "state has a leaf without [B, K]"
+            assert leaf.shape[0] == self.batch, "state has a leaf without leading dimension B"
 
     def causality(self):
         for length in range(1, self.target_length):
@@ -315,11 +315,31 @@ class _DecoderCheck:
         state = self.decoder.initial_state(self.prepared, self.hypotheses, self.target_length)
         for position in (0, 1):
             _, state = self.step(inputs[:, position], state, position)
-        expected, _ = self.step(inputs[:, 2], state, 2)
-        state = keras.tree.map_structure(lambda leaf: ops.flip(leaf, axis=1), state)
-        outputs, _ = self.step(inputs[:, 2, ::-1], state, 2)
-        message = "state reordered along K does not continue the reordered hypotheses"
-        self.same(outputs[:, ::-1], expected, message)
+        for position in (2, 3):
+            expected, _ = self.step(inputs[:, position], state, position)
+            # Other parents in each sentence, one of them twice.
+            parents = np.array([[1, 0], [0, 0], [1, 1]])
+            chosen = np.take_along_axis(inputs[:, position], parents[..., None], axis=1)
+            state = self.decoder.reorder_state(state, ops.convert_to_tensor(parents, "int32"))
+            outputs, state = self.step(chosen, state, position)
+            message = "a reordered state does not continue the chosen hypotheses"
+            expected = np.take_along_axis(expected, parents[..., None], axis=1)
+            self.same(outputs, expected, message)
+
+    def growing_equals_given_room(self):
+        state = self.decoder.growing_state(self.prepared, self.hypotheses)
+        if state is None:
+            return
+        inputs = np.stack([self.x, self.other_x], axis=2)
+        expected = self.decoder.initial_state(self.prepared, self.hypotheses, self.target_length)
+        parents = ops.convert_to_tensor([[1, 0], [0, 0], [1, 1]], "int32")
+        for position in range(self.target_length):
+            if position in (0, 2):
+                state = self.decoder.grow_state(state, (2, self.target_length - 2)[position // 2])
+            outputs, state = self.step(inputs[:, position], state, position)
+            same, expected = self.step(inputs[:, position], expected, position)
+            self.same(outputs, same, "a state that grows gives other outputs")
+            state, expected = (self.decoder.reorder_state(s, parents) for s in (state, expected))
 
     def config_round_trip(self):
         written = json.dumps(keras.saving.serialize_keras_object(self.decoder))

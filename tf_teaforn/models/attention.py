@@ -69,6 +69,26 @@ class MultiHeadAttention(keras.layers.Layer):
         weights = self.dropout(ops.cast(weights, values.dtype), training=training)
         return ops.matmul(weights, values)
 
+    def attend_segments(self, queries, keys, values, mask):
+        """`attend`, with keys and values in pieces along S; no dropout.
+
+        Args:
+            keys, values: sequences of [..., S_i, C].
+        """
+        if len(keys) == 1:
+            return self.attend(queries, keys[0], values[0], mask)
+        scores = ops.concatenate(
+            [ops.matmul(queries, ops.swapaxes(k, -1, -2)) for k in keys], axis=-1
+        )
+        weights = ops.softmax(ops.where(mask, ops.cast(scores, "float32"), _MASKED))
+        weights = ops.cast(weights, values[0].dtype)
+        start, heads = 0, []
+        for segment in values:
+            end = start + ops.shape(segment)[-2]
+            heads.append(ops.matmul(weights[..., start:end], segment))
+            start = end
+        return sum(heads[1:], heads[0])
+
     def merge(self, heads_BxHxTxC):
         """[B, H, T, C] -> [B, T, D], through the output projection."""
         x = ops.moveaxis(heads_BxHxTxC, 1, -2)

@@ -4,6 +4,7 @@ Shapes: B sentences, K hypotheses a sentence, S source positions, T target posit
 """
 
 import keras
+from keras import ops
 
 
 class Decoder(keras.layers.Layer):
@@ -59,7 +60,38 @@ class Decoder(keras.layers.Layer):
             max_length: number of steps there is room for.
 
         Returns:
-            A nested structure of tensors with leading dimensions [B, K].
+            A nested structure of tensors with leading dimensions [B, K], or another one that
+            `reorder_state` knows.
+        """
+        raise NotImplementedError
+
+    def reorder_state(self, state, parents_BxK):
+        """Returns the state of hypotheses that continue others.
+
+        Args:
+            state: from `initial_state`, `grow_state` or `step`.
+            parents_BxK: int32, the hypothesis that each of the new ones continues.
+        """
+        return keras.tree.map_structure(lambda x: batch_gather(x, parents_BxK), state)
+
+    def growing_state(self, prepared, num_hypotheses):
+        """Like `initial_state`, without room for any step, where `grow_state` can make more.
+
+        Search then computes with as much room as it has used and not with all that it might need;
+        it does so where shapes may change: in a TensorFlow graph without XLA. Shapes must be
+        dynamic in what grows.
+
+        Returns:
+            None: the state always has room for the longest output.
+        """
+        return None
+
+    def grow_state(self, state, steps):
+        """Returns a `growing_state` or its successor with room for more steps.
+
+        Args:
+            state: has no room left.
+            steps: int32 scalar.
         """
         raise NotImplementedError
 
@@ -68,7 +100,7 @@ class Decoder(keras.layers.Layer):
 
         Args:
             x_BxKxD: scaled embeddings of the previous tokens.
-            state: from `initial_state` or the previous `step`, reordered along K at will.
+            state: from `initial_state`, `grow_state`, `reorder_state` or the previous `step`.
             prepared: the result of `prepare`; not repeated for hypotheses.
             position: int32 scalar, from 0.
 
@@ -76,3 +108,10 @@ class Decoder(keras.layers.Layer):
             ([B, K, D], new state).
         """
         raise NotImplementedError
+
+
+def batch_gather(x, indices_BxJ):
+    """[B, K, ...] -> [B, J, ...]: for each sentence the entries at its indices."""
+    batch, width, *rest = ops.shape(x)
+    first = ops.arange(batch, dtype="int32")[:, None] * width
+    return ops.take(ops.reshape(x, (batch * width, *rest)), first + indices_BxJ, axis=0)

@@ -47,6 +47,10 @@ class Seq2Seq(keras.Model):
         """[..., D] -> float32 [..., V]."""
         return self.embedding.logits(hidden)
 
+    def logits_function(self):
+        """`logits` as a function that does once what all its calls need."""
+        return self.embedding.logits_function()
+
     def encode(self, inputs, training=False):
         """Runs the encoder.
 

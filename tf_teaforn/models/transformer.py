@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tf_teaforn.models.attention import MultiHeadAttention
-from tf_teaforn.models.decoder import Decoder
+from tf_teaforn.models.decoder import Decoder, batch_gather
 from tf_teaforn.models.position import position_signal
 
 
@@ -300,29 +300,76 @@ class TransformerDecoder(_Stack, Decoder):
         self_attentions = [self_attend(block[0]) for block in self.blocks]
         return self._run(x, prepared, self_attentions, cross_attend, training)
 
-    def initial_state(self, prepared, num_hypotheses, max_length):
+    # The state: keys and values by position and slot, [B, H, L, K, C], where a hypothesis writes
+    # into the slot of its number. It is never reordered; a hypothesis remembers in which slot its
+    # own past lies, "slots" [B, K, L], attends to all slots of its sentence and masks the others.
+    # A growing state keeps full segments apart, so that a step copies the newest one alone.
+
+    def _empty_state(self, prepared, num_hypotheses, length):
         keys = prepared["memory"][0][0]
         batch, heads, _, head_dim = ops.shape(keys)
-        cache = ops.zeros((batch, num_hypotheses, heads, max_length, head_dim), dtype=keys.dtype)
-        return [(cache, cache) for _ in self.blocks]
+        cache = ops.zeros((batch, heads, length, num_hypotheses, head_dim), dtype=keys.dtype)
+        return {
+            "newest": [(cache, cache) for _ in self.blocks],
+            "slots": ops.zeros((batch, num_hypotheses, length), "int32"),
+        }
+
+    def initial_state(self, prepared, num_hypotheses, max_length):
+        return self._empty_state(prepared, num_hypotheses, max_length)
+
+    def growing_state(self, prepared, num_hypotheses):
+        none = ops.shape(prepared["memory"][0][0])[2] * 0
+        state = self._empty_state(prepared, num_hypotheses, none)
+        return {**state, "full": state["newest"]}
+
+    def grow_state(self, state, steps):
+        def appended(x, more, axis):
+            return ops.concatenate([x, more], axis=axis)
+
+        def zeros(x, axis):
+            shape = list(ops.shape(x))
+            shape[axis] = steps
+            return ops.zeros(shape, x.dtype)
+
+        pairs = zip(state["full"], state["newest"], strict=True)
+        return {
+            "full": [
+                tuple(appended(a, b, 2) for a, b in zip(full, newest, strict=True))
+                for full, newest in pairs
+            ],
+            "newest": [tuple(zeros(cache, 2) for cache in pair) for pair in state["newest"]],
+            "slots": appended(state["slots"], zeros(state["slots"], 2), 2),
+        }
+
+    def reorder_state(self, state, parents_BxK):
+        return {**state, "slots": batch_gather(state["slots"], parents_BxK)}
 
     def step(self, x_BxKxD, state, prepared, position):
-        new_state = []
+        slots = state["slots"]
+        width, length = ops.shape(slots)[1:]
+        own = ops.arange(width, dtype="int32")
+        places = ops.arange(length, dtype="int32")
+        slots = ops.where(places == position, own[:, None], slots)
+        visible = ops.logical_and(slots[..., None] == own, (places <= position)[:, None])
+        visible = ops.reshape(visible, (-1, 1, width, length * width))
+        newest = []
 
-        def self_attend(attention, cache):
+        def self_attend(attention, cache, full):
             def attend(y):
-                # The K hypotheses are rows of their own here: [B, K, H, 1, C].
-                new = [ops.moveaxis(h, 1, 2)[..., None, :] for h in attention.keys_and_values(y)]
-                places = ops.arange(ops.shape(cache[0])[-2])
+                segments = [] if full is None else [full]
+                start = 0 if full is None else ops.shape(full[0])[2]
                 # TensorFlow's slice update is an XLA operator, which no serving binary needs to
                 # have, and slower than a selection on the CPU.
-                here = (places == position)[:, None]
-                keys, values = (ops.where(here, n, c) for c, n in zip(cache, new, strict=True))
-                new_state.append((keys, values))
-                visible = places <= position
-                queries = ops.moveaxis(attention.queries(y), 1, 2)[..., None, :]
-                heads = attention.attend(queries, keys, values, visible)
-                return attention.merge(ops.moveaxis(heads[..., 0, :], 2, 1))
+                here = ops.arange(ops.shape(cache[0])[2], dtype="int32") == position - start
+                here = here[:, None, None]
+                pairs = zip(attention.keys_and_values(y), cache, strict=True)
+                newest.append(tuple(ops.where(here, n[:, :, None], c) for n, c in pairs))
+                segments.append(newest[-1])
+                flat = [tuple(_merge_axes(cache) for cache in segment) for segment in segments]
+                keys, values = zip(*flat, strict=True)
+                return attention.merge(
+                    attention.attend_segments(attention.queries(y), keys, values, visible)
+                )
 
             return attend
 
@@ -330,8 +377,16 @@ class TransformerDecoder(_Stack, Decoder):
             return cross(y, memory, prepared["cross_mask"])
 
         x = self._enter(x_BxKxD, position, False)
+        full = state.get("full", [None] * len(self.blocks))
         self_attentions = [
-            self_attend(block[0], cache) for block, cache in zip(self.blocks, state, strict=True)
+            self_attend(block[0], *caches)
+            for block, *caches in zip(self.blocks, state["newest"], full, strict=True)
         ]
         x = self._run(x, prepared, self_attentions, cross_attend, False)
-        return x, new_state
+        return x, {**state, "newest": newest, "slots": slots}
+
+
+def _merge_axes(cache):
+    """[B, H, L, K, C] -> [B, H, L K, C]."""
+    batch, heads, length, width, head_dim = ops.shape(cache)
+    return ops.reshape(cache, (batch, heads, length * width, head_dim))
