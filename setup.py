@@ -12,6 +12,7 @@ COMMANDS = (
     "export",
     "average",
     "build_vocab",
+    "prepare",
     "tpu_check",
 )
 
@@ -45,6 +46,8 @@ setup(
         "rouge-score>=0.1.2",
         "sacrebleu>=2.4",
         "safetensors>=0.4",
+        # Splits documents into sentences: rules, no model to download.
+        "sentencex>=1.0.30,<2",
         "sentencepiece>=0.2",
         # tf.summary writes through it, and TensorFlow 2.21 no longer brings it along.
         "tensorboard>=2.20,<2.22",
@@ -56,6 +59,7 @@ setup(
         "tqdm>=4.66",
     ],
     extras_require={
+        "beam": ["apache-beam>=2.70,<3"],
         "jax": ["jax>=0.10,<0.12"],
         # tensorflow-text asks for the distribution `tensorflow`, whose files those of
         # `tensorflow-tpu` must then replace: CONTRIBUTING.md has the second command.
@@ -67,6 +71,7 @@ setup(
         # The TPU's compiler, for bin/tpu_check; it needs no TPU.
         "tpu_check": ["jax>=0.10,<0.12", "libtpu==0.0.52"],
         "test": [
+            "apache-beam==2.77.0",
             "hypothesis>=6.100",
             "jax==0.10.2",
             "packaging>=24",

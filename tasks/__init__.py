@@ -7,6 +7,6 @@ import it below. A task of your own outside this package is registered the same 
 sources open their data when a split is asked for, and `preprocess` functions import it inside.
 """
 
-from tasks import cnn_dailymail, demo, gigaword, text, wmt
+from tasks import cnn_dailymail, demo, gigaword, gsg, text, wmt
 
-__all__ = ["cnn_dailymail", "demo", "gigaword", "text", "wmt"]
+__all__ = ["cnn_dailymail", "demo", "gigaword", "gsg", "text", "wmt"]

@@ -14,6 +14,8 @@ Bullet points are lines: "\\n" separates them in a text, `<n>` in tokens and fil
 which scores line by line, is what the literature calls ROUGE-L on this set, and picks the best
 checkpoint; plain `rougeL` is some ten points lower.
 
+An article longer than 1,024 tokens is cut there, in training too, as PEGASUS does it.
+
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
 256 examples; that is for a TPU pod: lower `--batch_tokens` on a smaller machine. The length penalty
 is the published PEGASUS model's.
@@ -48,5 +50,6 @@ register_task(
             "beam_size": 8,
             "beam_alpha": 0.8,
         },
+        truncate=True,
     )
 )

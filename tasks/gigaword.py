@@ -57,5 +57,6 @@ register_task(
             "beam_size": 8,
             "beam_alpha": 0.6,
         },
+        truncate=True,
     )
 )

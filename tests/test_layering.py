@@ -85,6 +85,7 @@ FRAMEWORKS = {
     "tensorflow": ["tf_teaforn/data", "tf_teaforn/tf_backend", "tasks"],
     "tensorflow_datasets": ["tf_teaforn/data", "tf_teaforn/tf_backend", "tasks"],
     "tensorflow_text": ["tf_teaforn/data", "tf_teaforn/tf_backend", "tasks"],
+    "apache_beam": ["tf_teaforn/data"],
     "jax": ["tf_teaforn/jax_backend"],
     "jaxlib": ["tf_teaforn/jax_backend"],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,8 +32,11 @@ class Task:
             "rougeL", "rougeLsum" or "exact_match".
         defaults: flag name -> value, where the task differs from the global default. A flag on the
             command line wins.
-        from_files: for tasks on a user's own files only:
-            (train_files, valid_files, test_files, metric) -> the task on these files.
+        from_files: for tasks with options of their own, such as a user's files: makes the task
+            from them; its arguments are their flags' names, each with a default.
+        symbols: pieces that a vocabulary trained for the task has for themselves.
+        truncate: whether training cuts what is longer than the maximum lengths, as summaries are
+            learnt from the beginning of a document, rather than leaving the example out.
 
     Raises:
         ValueError: an unknown metric, or a headline that the metrics do not yield.
@@ -44,7 +48,9 @@ class Task:
     metrics: tuple[str, ...]
     headline_metric: str
     defaults: Mapping[str, Any]
-    from_files: Callable[[str, str, str, str], Task] | None = None
+    from_files: Callable[..., Task] | None = None
+    symbols: tuple[str, ...] = ()
+    truncate: bool = False
 
     def __post_init__(self):
         unknown = [metric for metric in self.metrics if metric not in _VALUES]
@@ -55,6 +61,11 @@ class Task:
             raise ValueError(
                 f"Task {self.name}: headline_metric {self.headline_metric!r} is none of {values}"
             )
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the flags that `from_files` takes."""
+        return tuple(inspect.signature(self.from_files).parameters) if self.from_files else ()
 
 
 _tasks: dict[str, Task] = {}

@@ -43,14 +43,14 @@ _CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every"
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
 
 
-def build_vocabulary(source, vocabulary_size, path):
-    """Trains a SentencePiece vocabulary on both sides of the training split."""
+def build_vocabulary(task, vocabulary_size, path):
+    """Trains a SentencePiece vocabulary on both sides of the task's training split."""
 
     def sentences():
-        for pair in source.dataset("train").as_numpy_iterator():
+        for pair in task.source.dataset("train").as_numpy_iterator():
             yield from (text.decode() for text in pair)
 
-    train_sentencepiece(sentences(), vocabulary_size, path)
+    train_sentencepiece(sentences(), vocabulary_size, path, symbols=task.symbols)
 
 
 class Run:
@@ -159,7 +159,7 @@ class Run:
             epath.Path(vocabulary).copy(path)
         else:
             _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
-            build_vocabulary(self.task.source, self.config.model.vocab_size, path)
+            build_vocabulary(self.task, self.config.model.vocab_size, path)
 
     def _cache(self, split, drop_long):
         # Token caches are memory-mapped, so they stay on the local disk.
@@ -227,7 +227,7 @@ class Run:
     def run(self):
         """Trains to the last step or until patience runs out; returns the best score."""
         training = self.config.training
-        train_cache = self._cache("train", drop_long=True)
+        train_cache = self._cache("train", drop_long=not self.task.truncate)
         valid_cache = self._cache("validation", drop_long=False)
         examples = read_examples(self.task.source, "validation")
         model_dirs.write_examples(self.model_dir, *examples)

@@ -251,7 +251,7 @@ class TestTrainRefusals:
 
     def test_files_of_another_task(self, refused):
         line = refused("--task=demo_enfr")
-        assert line == "--train_files belongs to --task=text, not to demo_enfr."
+        assert line == "--train_files belongs to --task=gsg or text, not to demo_enfr."
 
     def test_malformed_validation_file(self, refused, tmp_path):
         (tmp_path / "valid.tsv").write_text("a\tb\nc d\n")

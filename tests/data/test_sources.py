@@ -151,7 +151,7 @@ def test_large_files_are_streamed(tmp_path):
     tracemalloc.start()
     try:
         source.dataset("train")
-        count = sum(1 for _ in sources._read_pairs((path,), drop_blank=True))
+        count = sum(1 for _ in sources.read_pairs((path,), drop_blank=True))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -73,13 +73,9 @@ def define_task_flags(values):
         None,
         "Python module to import first, for tasks of your own. This runs the module's code.",
     )
-    for split in ("train", "valid", "test"):
-        define(
-            f"{split}_files",
-            None,
-            f"Task text: {split} data, one TSV file or source,target; .gz accepted.",
-        )
-    define("metric", None, "Task text: bleu or rouge. Default: bleu.")
+    for name, (kind, help_text) in _TASK_OPTIONS.items():
+        owners = " or ".join(task for task in task_names() if name in get_task(task).options)
+        _DEFINE[kind](name, None, f"Task {owners}: {help_text}", flag_values=values)
 
 
 def define_model_flags(values):
@@ -94,17 +90,48 @@ def define_model_flags(values):
     )
 
 
-_FILES = ("train_files", "valid_files", "test_files")
+_FILES = ("train_files", "valid_files", "test_files", "prepared")
+# Flags of tasks with options of their own: type and meaning.
+_TASK_OPTIONS = {
+    "train_files": (
+        str,
+        "training data. text: one TSV file or source,target; gsg: documents, one a "
+        "line, files or patterns separated by commas; .gz accepted.",
+    ),
+    "valid_files": (str, "validation data, as --train_files."),
+    "test_files": (str, "test data, as --train_files."),
+    "metric": (str, "bleu or rouge. Default: bleu."),
+    "tfds_name": (str, "TFDS builder to read documents from, instead of files."),
+    "tfds_feature": (str, "the text feature of --tfds_name."),
+    "tfds_splits": (
+        str,
+        "splits of --tfds_name for training, validation and test, separated by "
+        "commas. Default: train,validation,test.",
+    ),
+    "prepared": (str, "folder that bin/prepare wrote, instead of documents."),
+    "gap_ratio": (float, "share of a document's sentences to select. Default: 0.45."),
+    "gap_intact": (float, "share of them that stays in the document. Default: 0.2."),
+    "gap_selection": (
+        str,
+        "which are selected: ind_orig (best ROUGE-1 against the rest), random "
+        "or lead. Default: ind_orig.",
+    ),
+    "gap_stochastic": (
+        bool,
+        "whether ratio (from a third of it up) and scores (by 20%) vary at random. Default: false.",
+    ),
+    "gap_max_words": (int, "words of a document that are used. Default: 512."),
+    "gap_language": (str, "language of the documents, an ISO 639 code. Default: en."),
+    "gap_seed": (int, "seed of what is random in the selection. Default: 0."),
+}
 
 
 def task_options(values):
-    """What is given of the flags that belong to the task "text", as {name: value}.
+    """What is given of the flags that belong to tasks with options, as {name: value}.
 
     Paths are absolute: they are kept with the model, which is used from other folders.
     """
-    given = {
-        name: values[name].value for name in (*_FILES, "metric") if values[name].value is not None
-    }
+    given = {name: values[name].value for name in _TASK_OPTIONS if values[name].value is not None}
     for name in given:
         if name in _FILES:
             given[name] = ",".join(absolute(part) for part in given[name].split(","))
@@ -139,10 +166,12 @@ def load_task(name, options, data_dir, module_import=None):
         except (ImportError, TypeError, SyntaxError) as error:
             raise UserError(f"--module_import={module_import}: {error}.") from error
     task = get_task(name)
+    for option in options:
+        if option not in task.options:
+            owners = [other for other in task_names() if option in get_task(other).options]
+            raise UserError(f"--{option} belongs to --task={' or '.join(owners)}, not to {name}.")
     if task.from_files is not None:
         task = task.from_files(**options)
-    elif options:
-        raise UserError(f"--{next(iter(options))} belongs to --task=text, not to {name}.")
     return dataclasses.replace(task, source=with_data_dir(task.source, data_dir))
 
 

@@ -35,7 +35,7 @@ def build_vocab(values):
 
     from tf_teaforn.training import build_vocabulary
 
-    build_vocabulary(task.source, config.model.vocab_size, output)
+    build_vocabulary(task, config.model.vocab_size, output)
     print(f"Wrote {output}")
 
 

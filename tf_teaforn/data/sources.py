@@ -47,12 +47,12 @@ class Source(Protocol):
     def fingerprint(self, split: str) -> str: ...
 
 
-def _check_split(name: str, split: str, splits: tuple[str, ...]):
+def check_split(name: str, split: str, splits: tuple[str, ...]):
     if split not in splits:
         raise UserError(f"{name} has no split {split!r}. Write one of: {', '.join(splits)}.")
 
 
-def _dataset(pairs: Callable[[], Iterable[tuple[bytes, bytes]]]) -> tf.data.Dataset:
+def pairs_dataset(pairs: Callable[[], Iterable[tuple[bytes, bytes]]]) -> tf.data.Dataset:
     """Streams (source, target) byte strings from Python into tf.data."""
     import numpy as np
     import tensorflow as tf
@@ -96,11 +96,15 @@ class TfdsSource:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.tfds_splits)
 
+    def with_data_dir(self, data_dir: str) -> TfdsSource:
+        """The same, reading from `data_dir`."""
+        return dataclasses.replace(self, data_dir=data_dir)
+
     def _builder(self, split: str):
         """The TFDS builder, after checking that it has the split and both features."""
         import tensorflow_datasets as tfds
 
-        _check_split(self.name, split, self.splits)
+        check_split(self.name, split, self.splits)
         try:
             builder = tfds.builder(self.name, data_dir=self.data_dir)
         except (ValueError, OSError) as error:
@@ -158,7 +162,7 @@ class TfdsSource:
         if builder.info.splits:
             info = builder.info.splits[self.tfds_splits[split]]
             description = os.path.join(builder.data_dir, "dataset_info.json")
-            written = f"{info.num_examples}:{_size_and_time(description)}"
+            written = f"{info.num_examples}:{size_and_time(description)}"
         return ":".join(
             (
                 "tfds",
@@ -182,7 +186,7 @@ def _function_fingerprint(function: Callable | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _size_and_time(path: str) -> str:
+def size_and_time(path: str) -> str:
     if "://" in path:
         stat = epath.Path(path).stat()
         return f"{stat.length}:{stat.mtime}"
@@ -198,9 +202,9 @@ def with_data_dir(source: Source, data_dir: str | None) -> Source:
     """
     if not data_dir:
         return source
-    if not isinstance(source, TfdsSource):
+    if not hasattr(source, "with_data_dir"):
         raise UserError("--data_dir is for tasks that read TFDS; this task does not. Leave it out.")
-    return dataclasses.replace(source, data_dir=data_dir)
+    return source.with_data_dir(data_dir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +254,7 @@ class TextSource:
                 f"There are no files for split {split!r}. Give {self._FLAGS[split]}=one TSV file "
                 "(source<TAB>target a line), or SOURCE,TARGET."
             )
-        _check_split("A text task", split, tuple(self._FLAGS))
+        check_split("A text task", split, tuple(self._FLAGS))
         return tuple(os.path.expanduser(part) for part in getattr(self, split).split(","))
 
     def dataset(self, split: str) -> tf.data.Dataset:
@@ -258,7 +262,7 @@ class TextSource:
 
         files, drop_blank = self._files(split), split == "train"
         count = _count_pairs(files, drop_blank, self.fingerprint(split))
-        pairs = _dataset(lambda: _read_pairs(files, drop_blank))
+        pairs = pairs_dataset(lambda: read_pairs(files, drop_blank))
         return pairs.apply(tf.data.experimental.assert_cardinality(count))
 
     def fingerprint(self, split: str) -> str:
@@ -269,7 +273,7 @@ class TextSource:
                 raise UserError(f"{path}: no such file. Check {self._FLAGS[split]}.")
         return ":".join(
             ["text", "blank dropped" if split == "train" else "all"]
-            + [f"{path}:{_size_and_time(path)}" for path in files]
+            + [f"{path}:{size_and_time(path)}" for path in files]
         )
 
 
@@ -299,26 +303,27 @@ def _split_lines(file: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-def _text(line: bytes) -> bytes:
+def line_text(line: bytes) -> bytes:
+    """A text as a line of a file holds it: `<n>` is a newline."""
     return line.replace(b"<n>", b"\n")
 
 
-def _is_blank(line: bytes) -> bool:
-    return not _text(line).decode().strip()
+def is_blank(line: bytes) -> bool:
+    return not line_text(line).decode().strip()
 
 
-def _read_pairs(files: tuple[str, ...], drop_blank: bool) -> Iterator[tuple[bytes, bytes]]:
+def read_pairs(files: tuple[str, ...], drop_blank: bool) -> Iterator[tuple[bytes, bytes]]:
     """(source, target) of files that `_count_pairs` has passed."""
     if len(files) == 1:
         pairs = (line.split(b"\t") for line in _read_lines(files[0]))
     else:
         pairs = zip(*map(_read_lines, files), strict=True)
     for source, target in pairs:
-        if not (drop_blank and (_is_blank(source) or _is_blank(target))):
-            yield _text(source), _text(target)
+        if not (drop_blank and (is_blank(source) or is_blank(target))):
+            yield line_text(source), line_text(target)
 
 
-def _checked_lines(path: str) -> Iterator[bytes]:
+def checked_lines(path: str) -> Iterator[bytes]:
     """Lines that are UTF-8 without NUL; at least one."""
     number = 0
     for number, line in enumerate(_read_lines(path), start=1):
@@ -342,12 +347,12 @@ def _checked_lines(path: str) -> Iterator[bytes]:
 def _checked_columns(path: str) -> Iterator[tuple[bytes, bytes]]:
     """Both columns of a TSV file, ("", "") for blank lines, an error after the last if any."""
     first_blank, any_text = 0, False
-    for number, line in enumerate(_checked_lines(path), start=1):
+    for number, line in enumerate(checked_lines(path), start=1):
         tabs = line.count(b"\t")
         if tabs == 1:
             any_text = True
             yield tuple(line.split(b"\t"))
-        elif _is_blank(line) and tabs == 0:
+        elif is_blank(line) and tabs == 0:
             first_blank = first_blank or number
             yield b"", b""
         else:
@@ -363,7 +368,7 @@ def _checked_columns(path: str) -> Iterator[tuple[bytes, bytes]]:
 def _checked_rows(source: str, target: str) -> Iterator[tuple[bytes, bytes]]:
     """Pairs of lines of two files, an error after the last if one file is longer."""
     counts = [0, 0]
-    for pair in itertools.zip_longest(_checked_lines(source), _checked_lines(target)):
+    for pair in itertools.zip_longest(checked_lines(source), checked_lines(target)):
         counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
         if None not in pair:
             yield pair
@@ -376,13 +381,13 @@ def _checked_rows(source: str, target: str) -> Iterator[tuple[bytes, bytes]]:
 
 @functools.lru_cache
 def _count_pairs(files: tuple[str, ...], drop_blank: bool, fingerprint: str) -> int:
-    """Checks files, and counts the pairs that `_read_pairs` will yield."""
+    """Checks files, and counts the pairs that `read_pairs` will yield."""
     del fingerprint  # Here so that files that have changed are read again.
     pairs = kept = 0
     blank = [0, 0]
     for pair in _checked_columns(*files) if len(files) == 1 else _checked_rows(*files):
         pairs += 1
-        sides = [_is_blank(side) for side in pair]
+        sides = [is_blank(side) for side in pair]
         blank = [count + side for count, side in zip(blank, sides, strict=True)]
         kept += not (drop_blank and any(sides))
     for count, path, side in zip(blank, (files[0], files[-1]), ("source", "target"), strict=True):
@@ -415,12 +420,12 @@ class GeneratedSource:
     splits: tuple[str, ...] = ("train", "validation", "test")
 
     def dataset(self, split: str) -> tf.data.Dataset:
-        _check_split("This task", split, self.splits)
-        return _dataset(
+        check_split("This task", split, self.splits)
+        return pairs_dataset(
             lambda: ((source.encode(), target.encode()) for source, target in self.function(split))
         )
 
     def fingerprint(self, split: str) -> str:
-        _check_split("This task", split, self.splits)
+        check_split("This task", split, self.splits)
         name = f"{self.function.__module__}.{self.function.__qualname__}"
         return f"generated:{name}:{split}:{self.version}"

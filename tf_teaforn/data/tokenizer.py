@@ -6,7 +6,7 @@ import json
 import os
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sentencepiece
@@ -32,6 +32,7 @@ def train_sentencepiece(
     *,
     character_coverage: float = 0.9995,
     input_sentence_size: int = 5_000_000,
+    symbols: Sequence[str] = (),
 ) -> None:
     r"""Trains a unigram vocabulary and writes it, whole or not at all, to `output_path`.
 
@@ -46,6 +47,7 @@ def train_sentencepiece(
       character_coverage: share of all characters whose characters get a piece.
       input_sentence_size: the most sentences to train on, above 100; of more, so many are drawn.
         Training needs about 17 bytes of memory for each of their characters.
+      symbols: strings that are a piece of their own wherever they stand in a text.
 
     Raises:
       UserError: there is no text, or `vocabulary_size` does not fit it.
@@ -81,7 +83,7 @@ def train_sentencepiece(
             eos_id=EOS_ID,
             unk_id=UNK_ID,
             bos_id=-1,
-            user_defined_symbols=[NEWLINE_PIECE],
+            user_defined_symbols=[NEWLINE_PIECE, *symbols],
             byte_fallback=True,
             character_coverage=character_coverage,
             normalization_rule_name="identity",

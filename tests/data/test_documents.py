@@ -1,0 +1,136 @@
+"""Documents read from files and TFDS, and their pairs, in one process and in several."""
+
+import gzip
+import json
+
+import pytest
+import tensorflow_datasets as tfds
+
+from tests.documents import DOCUMENTS
+from tf_teaforn.data import documents
+from tf_teaforn.data.documents import (
+    DocumentFiles,
+    GapSource,
+    PreparedSource,
+    TfdsDocuments,
+    in_processes,
+    shard_names,
+)
+from tf_teaforn.data.gaps import GapSettings, gap_example, gap_examples
+from tf_teaforn.data.sources import with_data_dir
+from tf_teaforn.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lines = [document.replace("\n", "<n>") for document in DOCUMENTS]
+    (tmp_path / "a1.txt").write_text(f"{lines[0]}\n\n{lines[1]}\r\n")
+    with gzip.open(tmp_path / "a2.txt.gz", "wt") as file:
+        file.write(f"{lines[2]}\nOne sentence.\n{lines[3]}")
+    return tmp_path
+
+
+def expected_pairs(seed=0):
+    settings = GapSettings(seed=seed)
+    return [gap_example(document, settings) for document in DOCUMENTS]
+
+
+def test_document_files(folder):
+    source = DocumentFiles(train=f"{folder}/a*.txt*", test=f"{folder}/a2.txt.gz,{folder}/a1.txt")
+    assert source.splits == ("train", "test")
+    found = list(source.documents("train"))
+    assert found == [*DOCUMENTS[:3], "One sentence.", DOCUMENTS[3]]
+    assert list(source.documents("test")) == [*found[2:], *found[:2]]
+    before = source.fingerprint("train")
+    (folder / "a1.txt").write_text("Another.\n")
+    assert source.fingerprint("train") != before
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("train", r"--train_files=.*/b\*: there is no such file\."),
+        ("test", r"There are no documents for split 'test'\. Give --test_files=FILES, .*"),
+        ("dev", r"A task on documents has no split 'dev'\. Write one of: train, .*"),
+    ],
+)
+def test_no_documents(folder, split, message):
+    source = GapSource(DocumentFiles(train=f"{folder}/b*"))
+    with pytest.raises(UserError, match=message):
+        source.dataset(split)
+
+
+def test_pairs_are_those_of_each_document(folder):
+    source = GapSource(DocumentFiles(train=f"{folder}/a*"))
+    assert list(source.pairs("train")) == expected_pairs()
+    texts = [(s.decode(), t.decode()) for s, t in source.dataset("train").as_numpy_iterator()]
+    assert texts == expected_pairs()
+    other = GapSource(DocumentFiles(train=f"{folder}/a*"), GapSettings(seed=1))
+    assert other.fingerprint("train") != source.fingerprint("train")
+    assert list(other.pairs("train")) == expected_pairs(seed=1)
+
+
+def test_pairs_do_not_depend_on_the_number_of_processes(folder, monkeypatch):
+    monkeypatch.setattr(documents, "_CHUNK", 2)
+    text = "".join(f"Number {i} is here. So is number {i + 1}! It ends.\n" for i in range(9))
+    (folder / "many.txt").write_text(text)
+    source = DocumentFiles(train=f"{folder}/many.txt")
+    one, two = (list(GapSource(source, workers=n).pairs("train")) for n in (1, 2))
+    assert one == two == gap_examples(text.splitlines(), GapSettings())
+
+
+def test_items_are_read_as_results_are_taken(monkeypatch):
+    monkeypatch.setattr(documents, "_CHUNK", 2)
+    read = []
+
+    def items():
+        for i in range(1000):
+            read.append(i)
+            yield i
+
+    results = in_processes(sum, items(), workers=1)
+    assert [next(results) for _ in range(3)] == [1, 5, 9]
+    assert len(read) <= 6
+    assert list(in_processes(sum, [], workers=2)) == []
+    assert list(in_processes(sum, [7], workers=2)) == [7]
+
+
+def test_an_error_in_another_process_comes_here(monkeypatch):
+    monkeypatch.setattr(documents, "_CHUNK", 1)
+    with pytest.raises(TypeError):
+        list(in_processes(sum, ["a", "b", "c"], workers=2))
+
+
+def test_tfds_documents(tmp_path):
+    source = GapSource(TfdsDocuments("cnn_dailymail", "article", "article"))
+    with tfds.testing.mock_data(num_examples=3):
+        articles = [
+            example["article"].decode()
+            for example in tfds.load("cnn_dailymail", split="test").as_numpy_iterator()
+        ]
+        assert list(source.source.documents("test")) == articles
+        assert source.splits == ("train", "validation", "test")
+        source.dataset("test")
+    elsewhere = with_data_dir(source, str(tmp_path))
+    assert elsewhere.source.data_dir == str(tmp_path)
+    assert isinstance(elsewhere.source, TfdsDocuments)
+    with pytest.raises(UserError, match="is not prepared"):
+        list(elsewhere.pairs("test"))
+    with pytest.raises(UserError, match="--data_dir is for tasks that read TFDS"):
+        with_data_dir(GapSource(DocumentFiles("a.txt")), str(tmp_path))
+
+
+def test_prepared_pairs(tmp_path):
+    source = PreparedSource(str(tmp_path))
+    with pytest.raises(UserError, match="has no prepared.json: bin/prepare has not finished"):
+        source.fingerprint("train")
+    for name, lines in zip(shard_names("train", 2), ("a<n>b\tc\n", "d\te\n"), strict=True):
+        with gzip.open(tmp_path / name, "wt") as file:
+            file.write(lines)
+    (tmp_path / "prepared.json").write_text(json.dumps({"splits": {"train": "x"}, "shards": 2}))
+    assert source.splits == ("train",)
+    pairs = list(source.dataset("train").as_numpy_iterator())
+    assert pairs == [(b"a\nb", b"c"), (b"d", b"e")]
+    before = source.fingerprint("train")
+    (tmp_path / shard_names("train", 2)[0]).write_bytes(gzip.compress(b"x\ty\n"))
+    assert source.fingerprint("train") != before

@@ -1,0 +1,88 @@
+"""bin/prepare's pipeline: whole shards or none, the same whoever works."""
+
+import gzip
+
+import pytest
+
+from tests.documents import DOCUMENTS
+from tf_teaforn.data.documents import DocumentFiles, GapSource, PreparedSource
+from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
+from tf_teaforn.errors import UserError
+
+prepare = pytest.importorskip("tf_teaforn.data.prepare", exc_type=ModuleNotFoundError)
+
+OPTIONS = ["--runner=DirectRunner", "--direct_running_mode=in_memory"]
+TEXTS = [*DOCUMENTS, *(f"Number {i} is one.\nIt is followed by number {i + 1}." for i in range(20))]
+SHARDS = 5
+
+
+@pytest.fixture
+def source(tmp_path):
+    lines = [text.replace("\n", "<n>") + "\n" for text in TEXTS]
+    (tmp_path / "a.txt").write_text("".join(lines[:9]))
+    (tmp_path / "b.txt").write_text("".join(lines[9:]) + "One sentence.\n")
+    return GapSource(DocumentFiles(f"{tmp_path}/[ab].txt", f"{tmp_path}/a.txt"), GapSettings())
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_shards(source, tmp_path):
+    folder = tmp_path / "out"
+    written = prepare.prepare(source, str(folder), SHARDS, OPTIONS)
+    assert len(written) == 2 * SHARDS
+    assert {*files(folder)} == {*written, "plan.json", "prepared.json"}
+    for shard in range(SHARDS):
+        texts = [text for text in TEXTS if document_hash(text, 0) % SHARDS == shard]
+        pairs = [
+            gap_example(t, GapSettings()) for t in sorted(texts, key=lambda t: document_hash(t, 0))
+        ]
+        lines = ["\t".join(side.replace("\n", "<n>") for side in pair) + "\n" for pair in pairs]
+        content = gzip.decompress((folder / f"train-{shard:05d}-of-00005.tsv.gz").read_bytes())
+        assert content.decode() == "".join(lines)
+    read = [
+        (s.decode(), t.decode())
+        for s, t in PreparedSource(str(folder)).dataset("train").as_numpy_iterator()
+    ]
+    assert sorted(read) == sorted(source.pairs("train"))
+
+    # Everything is there already.
+    before = files(folder)
+    assert prepare.prepare(source, str(folder), SHARDS, OPTIONS) == []
+    # What a killed run leaves: shards that are whole, and a file written halfway.
+    (folder / "prepared.json").unlink()
+    lost = ["train-00001-of-00005.tsv.gz", "validation-00004-of-00005.tsv.gz"]
+    for name in lost:
+        (folder / name).unlink()
+    (folder / f"{lost[0]}.5c.partial").write_bytes(b"half")
+    assert prepare.prepare(source, str(folder), SHARDS, OPTIONS) == lost
+    assert files(folder) == before
+
+    with pytest.raises(UserError, match="was begun with other documents, settings or --shards"):
+        prepare.prepare(source, str(folder), 4, OPTIONS)
+    assert files(folder) == before
+
+
+def test_a_failing_run_leaves_no_shard_and_no_manifest(source, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    monkeypatch.setattr(prepare, "gap_example", lambda *_: 1 / 0)
+    with pytest.raises(Exception, match="division by zero"):
+        prepare.prepare(source, str(folder), SHARDS, OPTIONS)
+    assert {*files(folder)} == {"plan.json"}
+    monkeypatch.undo()
+    monkeypatch.setattr(prepare.gzip, "GzipFile", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(Exception, match="division by zero"):
+        prepare.prepare(source, str(folder), SHARDS, OPTIONS)
+    names = {*files(folder)}
+    assert "prepared.json" not in names and not any(name.endswith(".gz") for name in names)
+
+
+@pytest.mark.slow
+def test_the_files_do_not_depend_on_the_workers(source, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    prepare.prepare(source, str(folders[0]), SHARDS, OPTIONS)
+    processes = [OPTIONS[0], "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    prepare.prepare(source, str(folders[1]), SHARDS, processes)
+    one, two = map(files, folders)
+    assert one == two

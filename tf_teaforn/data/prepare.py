@@ -1,0 +1,138 @@
+"""Gap-sentence pairs by an Apache Beam pipeline: on this machine's cores, or on many machines.
+
+Which shard a document's pair goes to, and where in it, follows from the document and the seed. So
+the files are the same, byte for byte, whatever the runner, the number of workers and the order in
+which they work.
+"""
+
+import gzip
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from etils import epath
+
+from tf_teaforn.data.documents import (
+    PREPARED,
+    DocumentFiles,
+    GapSource,
+    read_documents,
+    shard_names,
+)
+from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
+from tf_teaforn.errors import UserError
+
+_PLAN = "plan.json"
+_PARTIAL = ".partial"
+
+_logger = logging.getLogger(__name__)
+
+
+def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[str]) -> list[str]:
+    """Writes the pairs of all splits to `output_dir`, for `PreparedSource`.
+
+    Shards are written aside and renamed, and prepared.json comes last: what a killed run leaves is
+    whole shards, which the next run keeps, and names that it removes.
+
+    Args:
+        source: documents and how to choose gap sentences.
+        output_dir: may be remote; made if missing.
+        shards: number of files of each split.
+        options: Beam's pipeline options, as on its command lines; ["--runner=DirectRunner"].
+
+    Returns:
+        Names of the files that this call wrote.
+
+    Raises:
+        UserError: the folder holds, or was begun with, other documents or settings.
+    """
+    folder = epath.Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {split: source.fingerprint(split) for split in source.splits}
+    content = {"splits": splits, "shards": shards}
+    plan = folder / _PLAN
+    if plan.exists() and json.loads(plan.read_text()) != content:
+        raise UserError(
+            f"--output_dir={output_dir} was begun with other documents, settings or --shards. Take "
+            "them up, or another --output_dir."
+        )
+    plan.write_text(json.dumps(content, indent=2) + "\n")
+    for left in folder.glob(f"*{_PARTIAL}"):
+        left.unlink()
+    written = []
+    for split in source.splits:
+        names = shard_names(split, shards)
+        missing = [i for i, name in enumerate(names) if not (folder / name).exists()]
+        if missing:
+            _logger.info("%s: %d of %d shards to write", split, len(missing), shards)
+            with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+                _shards(pipeline, source, split, output_dir, shards, missing)
+        written += [names[i] for i in missing]
+    aside = folder / f"{PREPARED}{_PARTIAL}"
+    aside.write_text(json.dumps(content, indent=2) + "\n")
+    aside.replace(folder / PREPARED)
+    return written
+
+
+def _shards(
+    pipeline: beam.Pipeline,
+    source: GapSource,
+    split: str,
+    output_dir: str,
+    shards: int,
+    missing: Sequence[int],
+):
+    """Adds to `pipeline` what writes the missing shards of a split."""
+    if isinstance(source.source, DocumentFiles):
+        documents = (
+            pipeline
+            | "files" >> beam.Create(source.source.files(split))
+            | "spread files" >> beam.Reshuffle()
+            | "read files" >> beam.FlatMap(read_documents)
+        )
+    else:
+        # One worker reads; the work, which is to choose sentences, is spread below.
+        documents = (
+            pipeline
+            | "splits" >> beam.Create([split])
+            | "read TFDS" >> beam.FlatMap(source.source.documents)
+        )
+    pairs = (
+        documents
+        | "spread documents" >> beam.Reshuffle()
+        | "choose" >> beam.FlatMap(_keyed_pair, source.settings, shards, frozenset(missing))
+    )
+    # A shard without a document is a file too.
+    empty = pipeline | "shards" >> beam.Create([(shard, None) for shard in missing])
+    _ = (
+        (pairs, empty)
+        | beam.Flatten()
+        | beam.GroupByKey()
+        | "write" >> beam.Map(_write_shard, output_dir, shard_names(split, shards))
+    )
+
+
+def _keyed_pair(
+    document: str, settings: GapSettings, shards: int, missing: frozenset[int]
+) -> Iterator[tuple[int, tuple[int, str, str]]]:
+    """(shard, (place, source, target)), if the document has a pair and the shard is missing."""
+    place = document_hash(document, settings.seed)
+    if place % shards in missing and (pair := gap_example(document, settings)):
+        yield place % shards, (place, *pair)
+
+
+def _write_shard(
+    shard_and_pairs: tuple[int, Iterable[tuple[int, str, str] | None]],
+    output_dir: str,
+    names: Sequence[str],
+) -> None:
+    shard, pairs = shard_and_pairs
+    path = epath.Path(output_dir) / names[shard]
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
+    with aside.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+        for _, *sides in sorted(pair for pair in pairs if pair):
+            file.write("\t".join(side.replace("\n", "<n>") for side in sides).encode() + b"\n")
+    aside.replace(path)
