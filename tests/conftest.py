@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 import gzip
 import importlib
+import lzma
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +96,16 @@ def corpus(tmp_path_factory):
         with gzip.open(folder / f"{name}.en.gz", "wt") as file:
             file.write("".join(f"{source}\n" for source, _ in part))
         (folder / f"{name}.fr").write_text("".join(f"{target}\n" for _, target in part))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pegasus_folder(tmp_path_factory):
+    """A tiny PEGASUS as Hugging Face keeps it; tests/testdata/make_families.py made it."""
+    folder = tmp_path_factory.mktemp("pretrained") / "pegasus"
+    shutil.copytree(ROOT / "tests" / "testdata" / "pegasus", folder)
+    packed = folder / "spiece.model.xz"
+    packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
     return folder
 
 

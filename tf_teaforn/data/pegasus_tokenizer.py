@@ -15,17 +15,19 @@ from tf_teaforn.errors import UserError
 
 SENTENCEPIECE_FILE = "spiece.model"
 # Ids of google-research/pegasus and of Hugging Face's tokenizer, which the public weights have.
-MASK_SENTENCE_ID = 2
-MASK_WORD_ID = 3
+_MASKS = {"<mask_1>": 2, "<mask_2>": 3}
 SHIFT = 103
 
 
 class PegasusTokenizer(SubwordTokenizer):
     r"""SentencePiece ids above 1 plus 103.
 
-    0 is padding, 1 EOS, 2 a masked sentence (Hugging Face: <mask_1>), 3 a masked word (<mask_2>),
-    4 to 104 are reserved; 105 is an unknown symbol. A "\n" inside a text is the piece "<n>", as
-    google-research/pegasus has it. White space is normalised by the SentencePiece model.
+    0 is padding, 1 EOS, 2 a masked sentence, 3 a masked word, 4 to 104 are reserved; 105 is an
+    unknown symbol. A "\n" inside a text is the piece "<n>", as google-research/pegasus has it;
+    "<mask_1>" and "<mask_2>", Hugging Face's signs of the masks, are ids 2 and 3, and what stands
+    between them is tokenised by itself. Other reserved ids cannot be written, nor are any shown in
+    a text. White space is normalised by the SentencePiece model: ids are those of the sentencepiece
+    library, where transformers 5 keeps the space at a text's end.
 
     Args:
       files: "spiece.model".
@@ -62,8 +64,19 @@ class PegasusTokenizer(SubwordTokenizer):
         self._sentencepiece = sentencepiece_operations(model_bytes)
 
     def tokenize(self, strings) -> tf.RaggedTensor:
-        ids = self._sentencepiece.tokenize(tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE))
-        return ids + self._shift
+        strings = tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE)
+        # No UTF-8 has the byte 255.
+        apart = tf.strings.regex_replace(strings, f"({'|'.join(_MASKS)})", b"\xff\\1\xff")
+        parts = tf.strings.split(apart, b"\xff")
+        mask_ids = sum(
+            tf.where(parts.values == mask, mask_id, 0) for mask, mask_id in _MASKS.items()
+        )
+        is_mask = mask_ids > 0
+        ids = self._sentencepiece.tokenize(tf.where(is_mask, "", parts.values)) + self._shift
+        masks = tf.RaggedTensor.from_row_lengths(
+            tf.boolean_mask(mask_ids, is_mask), tf.cast(is_mask, tf.int64)
+        )
+        return parts.with_values(tf.concat([masks, ids], axis=1)).merge_dims(1, 2)
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
         has_text = (rows >= self._shift + 2) & (rows < self._end)
