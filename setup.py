@@ -13,6 +13,7 @@ COMMANDS = (
     "average",
     "build_vocab",
     "prepare",
+    "sweep",
     "tpu_check",
 )
 

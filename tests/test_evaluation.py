@@ -17,6 +17,7 @@ from tf_teaforn.data.test_sets import language_pair_of
 from tf_teaforn.errors import UserError
 from tf_teaforn.evaluation import Request
 from tf_teaforn.task import Task
+from tf_teaforn.texts import read_lines
 
 REFERENCES = ["one two three four five", "a b\nc d", "same again and again"]
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
@@ -69,7 +70,7 @@ def test_files(folder):
     assert files == [*expected, "test.references.txt"]
     references = (folder / "eval" / "test.references.txt").read_bytes()
     assert references == b"one two three four five\na b<n>c d\nsame again and again\n"
-    assert evaluation.read_lines(folder / "eval" / "test.references.txt") == REFERENCES
+    assert read_lines(folder / "eval" / "test.references.txt") == REFERENCES
     for name, beam, result in zip(names, (1, 4), results, strict=True):
         assert json.loads((folder / "eval" / f"{name}.json").read_text()) == result
         text = (folder / "eval" / f"{name}.txt").read_bytes().decode()

@@ -26,7 +26,9 @@ _PARTS = [
     "tf_teaforn/optimizers.py",
     "tf_teaforn/pretrained",
     "tf_teaforn/teaforn.py",
+    "tf_teaforn/texts.py",
 ]
+_EXPERIMENTS = "tf_teaforn/experiments"
 _RUNS = [
     "tf_teaforn/tpu_check.py",
     "tf_teaforn/evaluation.py",
@@ -36,7 +38,7 @@ _RUNS = [
 ]
 LAYERS = {
     "bin": ["tasks", "tf_teaforn/cli"],
-    "tf_teaforn/cli": ["tasks", *_RUNS, *_PARTS],
+    "tf_teaforn/cli": ["tasks", _EXPERIMENTS, *_RUNS, *_PARTS],
     "tasks": _DATA,
     "tf_teaforn/__init__.py": [*_RUNS, *_PARTS],
     "tf_teaforn/training.py": [run for run in _RUNS if "training" not in run] + _PARTS,
@@ -45,6 +47,14 @@ LAYERS = {
     "tf_teaforn/inference.py": _PARTS,
     "tf_teaforn/tpu_check.py": ["tf_teaforn/hlo.py", *_PARTS],
     "tf_teaforn/hlo.py": [],
+    _EXPERIMENTS: [
+        "tf_teaforn/checkpoint.py",
+        "tf_teaforn/config.py",
+        "tf_teaforn/metrics.py",
+        "tf_teaforn/task.py",
+        "tf_teaforn/texts.py",
+        _ERRORS,
+    ],
     "tf_teaforn/model_dir.py": [
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
@@ -72,6 +82,7 @@ LAYERS = {
     "tf_teaforn/config.py": [_ERRORS],
     "tf_teaforn/metrics.py": [_ERRORS],
     "tf_teaforn/flops.py": [],
+    "tf_teaforn/texts.py": [],
     "tf_teaforn/errors.py": [],
     # No layers of the product: they may import whatever they look at.
     "examples": None,

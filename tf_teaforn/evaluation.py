@@ -15,6 +15,7 @@ from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.metrics import check_metrics, compare, compute_metrics, tokenized_warning
+from tf_teaforn.texts import read_lines, to_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -56,12 +57,6 @@ def read_examples(source, split):
     return tuple(map(list, zip(*pairs, strict=True)))
 
 
-def read_lines(path):
-    """Texts of a file that evaluation wrote: one a line, <n> for a newline."""
-    text = epath.Path(path).read_bytes().decode()
-    return [line.replace("<n>", "\n") for line in text.removesuffix("\n").split("\n")]
-
-
 def evaluate_translator(translator, task, sources, references, progress=False):
     """Decodes `sources`; returns (`MetricResult`, hypotheses)."""
     hypotheses = [best[0][0] for best in translator.decode(sources, progress=progress)]
@@ -99,7 +94,7 @@ def evaluate(model_dir, task, request=Request()):
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     set_name = request.test_set or request.split
-    reference_bytes = _lines(references)
+    reference_bytes = to_lines(references)
     (folder / f"{_file_name(set_name)}.references.txt").write_bytes(reference_bytes)
     results = []
     for search in searches:
@@ -136,7 +131,7 @@ def evaluate(model_dir, task, request=Request()):
                 for value in scores.values
             }
         name = _file_name(f"{set_name}-{found.name}-beam{search.beam_size}-alpha{search.alpha}")
-        (folder / f"{name}.txt").write_bytes(_lines(hypotheses))
+        (folder / f"{name}.txt").write_bytes(to_lines(hypotheses))
         (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results
@@ -184,10 +179,6 @@ def _warnings(metrics, hypotheses, references):
         return []
     _logger.warning("Warning: %s", warning)
     return [warning]
-
-
-def _lines(texts):
-    return "".join(text.replace("\n", "<n>") + "\n" for text in texts).encode()
 
 
 def _file_name(name):

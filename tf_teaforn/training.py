@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.config import RunConfig
 from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.data.tokenizers import has_tokenizer, save_tokenizer
@@ -30,9 +31,9 @@ from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.strategy import ScalarWriter
 
 if keras.backend.backend() == "jax":
-    from tf_teaforn.jax_backend.strategy import StepRunner
+    from tf_teaforn.jax_backend.strategy import StepRunner, peak_memory
 else:
-    from tf_teaforn.tf_backend.strategy import StepRunner
+    from tf_teaforn.tf_backend.strategy import StepRunner, peak_memory
 
 _RECORDS = "metrics.jsonl"
 
@@ -221,7 +222,13 @@ class Run:
     def _settings(self):
         """Digest of all that makes checkpoints ones of the same run, to be averaged."""
         free = {*_CHANGEABLE, "train_steps", *self.config.task_options}
-        fixed = {name: value for name, value in self.config.flat().items() if name not in free}
+        # Without defaults, so that a setting that a later version adds changes nothing.
+        defaults = RunConfig(task="").flat()
+        fixed = {
+            name: value
+            for name, value in self.config.flat().items()
+            if name not in free and value != defaults.get(name)
+        }
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
     def run(self):
@@ -310,7 +317,8 @@ class Run:
                 datetime.timedelta(seconds=round(left)),
             )
         self.writer.write(
-            self.step, {**logs, "learning_rate": rate, "target_tokens_per_second": speed}
+            self.step,
+            {**logs, "learning_rate": rate, "target_tokens_per_second": speed, **peak_memory()},
         )
         self._record("train", logs)
         return logs

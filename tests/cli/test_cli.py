@@ -26,7 +26,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab")
+COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab", "sweep")
 
 
 def run_code(code, stdout=None, **environment):

@@ -42,8 +42,8 @@ def define_settings(values, but=()):
         _DEFINE[kind](field.name, None, help_text, flag_values=values)
 
 
-def run_config(values, task, options, but=()):
-    """`RunConfig` from the task's defaults and the flags of `define_settings` that are given."""
+def given_settings(values, but=()):
+    """{name: value} of the flags of `define_settings` that are given."""
     given = {
         field.name: values[field.name].value
         for field in settings_module.settings()
@@ -51,10 +51,15 @@ def run_config(values, task, options, but=()):
     }
     if "init_from" in given:
         given["init_from"] = absolute(given["init_from"])
+    return given
+
+
+def run_config(values, task, options, but=()):
+    """`RunConfig` from the task's defaults and the flags of `define_settings` that are given."""
     config = settings_module.RunConfig(
         task=task.name, task_options=options, data_dir=data_dir(values)
     )
-    return config.replace({**task.defaults, **given})
+    return config.replace({**task.defaults, **given_settings(values, but)})
 
 
 def define_task_name(values, help_text):

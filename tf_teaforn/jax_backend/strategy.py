@@ -57,6 +57,13 @@ def _mesh_sizes(mesh, available):
     return tuple(sizes.values())
 
 
+def peak_memory():
+    """{"peak_device_bytes": the most that any local device held}; {} where JAX does not say."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
+    return {"peak_device_bytes": max(peaks)} if peaks else {}
+
+
 class Strategy:
     """A mesh of devices: what `tf.distribute.Strategy` is under TensorFlow.
 

@@ -34,6 +34,15 @@ def make_strategy(name="auto", tpu="local"):
     return tf.distribute.get_strategy()
 
 
+def peak_memory():
+    """{"peak_device_bytes": the most that any local GPU held}; {} where there is none."""
+    peaks = [
+        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"]
+        for index, _ in enumerate(tf.config.list_logical_devices("GPU"))
+    ]
+    return {"peak_device_bytes": max(peaks)} if peaks else {}
+
+
 class StepRunner:
     """Runs a model's `train_step` and `test_step` on all replicas of a strategy.
 

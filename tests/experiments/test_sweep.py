@@ -1,0 +1,266 @@
+"""A small grid from end to end, and what is skipped, adopted and refused."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import sacrebleu
+
+from tasks.text import text_task
+from tf_teaforn import checkpoint, metrics
+from tf_teaforn.config import RunConfig
+from tf_teaforn.errors import UserError
+from tf_teaforn.experiments import sweep
+from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
+from tf_teaforn.experiments.results import read, read_curves, thinned
+from tf_teaforn.models import catalog
+from tf_teaforn.task import get_task
+from tf_teaforn.texts import read_lines
+
+EXPERIMENT = Experiment(
+    name="tiny",
+    title="Tiny",
+    description="",
+    tasks=("text",),
+    model="transformer_tiny",
+    arms=(Arm(), Arm(2, 0.5)),
+    seeds=2,
+    steps={"text": 6},
+    settings={
+        "vocab_size": 310,
+        "max_source_length": 24,
+        "max_target_length": 24,
+        "batch_tokens": 512,
+        "eval_every": 6,
+        "checkpoint_every": 2,
+        "log_every": 2,
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "decode_length": 6,
+    },
+    beam_sizes=(1, 2),
+    checkpoints=("average:2",),
+    sets={"test": "--split=test"},
+)
+
+
+class Launcher:
+    """Runs commands in this process; what it is told to fails."""
+
+    def __init__(self, call_command):
+        self.call_command = call_command
+        self.calls = []
+        self.broken = ""
+
+    def __call__(self, name, flags, log, environment):
+        (model_dir,) = [f for f in flags if f.startswith(("--model_dir=", "--output="))]
+        self.calls.append((name, model_dir.rpartition("/")[2]))
+        if self.broken and self.broken in model_dir:
+            raise sweep.CommandError(f"{name} ended with 2: no memory")
+        assert self.call_command(name, *flags) == 0
+
+
+@pytest.fixture(scope="module")
+def options(corpus):
+    files = {f"{split}_files": f"{corpus}/{split}.tsv" for split in ("train", "valid", "test")}
+    return sweep.Options(task_options=files, command=("bin/sweep", "--experiment=tiny"))
+
+
+@pytest.fixture(scope="module")
+def task(options):
+    return lambda name: text_task(**options.task_options)
+
+
+@pytest.fixture(scope="module")
+def finished(call_command, options, task, tmp_path_factory):
+    """(folder, launcher) after a run of the grid in which two of four runs were made to fail."""
+    folder = tmp_path_factory.mktemp("sweep")
+    launcher = Launcher(call_command)
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 1}
+        *parts, _ = catalog._MODELS["transformer_tiny"]
+        patch.setitem(catalog._MODELS, "transformer_tiny", (*parts, {**sizes, "dropout": 0.1}))
+        launcher.broken = "discount0.5-seed1"
+        grid = sweep.Sweep(EXPERIMENT, folder, options, task, launcher)
+        assert grid.run() == ["text-transformer_tiny-n2-discount0.5-seed1"]
+        results = read(folder / "results.json")
+        failed = results["runs"]["text-transformer_tiny-n2-discount0.5-seed1"]
+        assert (failed["status"], failed["error"]) == ("failed", "train ended with 2: no memory")
+        done = [name for name, run in results["runs"].items() if run["status"] == "done"]
+        assert len(done) == 3
+        launcher.broken, launcher.calls = "", []
+        assert sweep.Sweep(EXPERIMENT, folder, options, task, launcher).run() == []
+        # What was done is skipped.
+        name = "text-transformer_tiny-n2-discount0.5-seed1"
+        assert launcher.calls == [("train", name), ("evaluate", name)]
+    return folder
+
+
+def test_results(finished, corpus):
+    results = read(finished / "results.json")
+    assert set(results["runs"]) == {
+        f"text-transformer_tiny-{arm}-seed{seed}"
+        for arm in ("n1", "n2-discount0.5")
+        for seed in (1, 2)
+    }
+    references = (corpus / "test.tsv").read_text().splitlines()
+    references = [line.split("\t")[1] for line in references]
+    for name, run in results["runs"].items():
+        assert run["status"] == "done" and run["error"] is None and run["version"]
+        assert run["seconds"] > 0 and run["speed"]["steps_per_second"] > 0
+        assert f"--seed={run['seed']}" in run["command"] and run["train_steps"] == 6
+        stages = {"loss_0"} if run["arm"] == "n1" else {"loss_0", "loss_1"}
+        assert stages <= set(run["curves"]["train"])
+        assert [step for step, _ in run["curves"]["train"]["loss_0"]] == [2, 4, 6]
+        assert [e["beam_size"] for e in run["evaluations"]] == [1, 2]
+        for evaluation in run["evaluations"]:
+            assert evaluation["steps"] == [4, 6] and evaluation["role"] == "test"
+            stem = f"test-average-2-6-beam{evaluation['beam_size']}-alpha0.6"
+            hypotheses = read_lines(finished / "runs" / name / "eval" / f"{stem}.txt")
+            bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
+            assert evaluation["metrics"]["bleu"] == pytest.approx(bleu)
+            assert evaluation["command"].startswith("evaluate --model_dir=")
+    vocabularies = {
+        (finished / "runs" / name / "vocab.model").read_bytes() for name in results["runs"]
+    }
+    assert len(vocabularies) == 1
+
+
+def test_comparisons_are_with_the_same_seed_of_the_first_arm(finished):
+    results = read(finished / "results.json")
+    folder = finished / "runs"
+    references = read_lines(
+        folder / "text-transformer_tiny-n1-seed1" / "eval" / "test.references.txt"
+    )
+    for seed in (1, 2):
+        names = [f"text-transformer_tiny-{arm}-seed{seed}" for arm in ("n1", "n2-discount0.5")]
+        assert not results["runs"][names[0]].get("comparisons")
+        for found in results["runs"][names[1]]["comparisons"]:
+            file = f"eval/test-average-2-6-beam{found['beam_size']}-alpha0.6.txt"
+            texts = [read_lines(folder / name / file) for name in names]
+            expected = metrics.compare("bleu", *texts, references)
+            assert found["with"] == names[0] and found["metric"] == "bleu"
+            assert {k: found[k] for k in dataclasses.asdict(expected)} == dataclasses.asdict(
+                expected
+            )
+
+
+def test_runs_trained_elsewhere_are_adopted(finished, options, task, tmp_path):
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    config = tmp_path / "runs" / "text-transformer_tiny-n1-seed1" / "config.json"
+    found = RunConfig.from_json(config.read_text())
+    elsewhere = {name: f"/elsewhere/{split}.tsv" for name, split in (("train_files", "train"),)}
+    found = dataclasses.replace(found, task_options={**found.task_options, **elsewhere})
+    config.write_text(found.replace({"eval_every": 99, "discount": 0.9}).to_json())
+
+    def launch(name, *_):
+        pytest.fail(f"{name} was run")
+
+    assert sweep.Sweep(EXPERIMENT, tmp_path, options, task, launch).run() == []
+    results = read(tmp_path / "results.json")
+    before = read(finished / "results.json")
+    for name, run in results["runs"].items():
+        assert run["evaluations"] == before["runs"][name]["evaluations"]
+        assert run["comparisons"] == before["runs"][name]["comparisons"] if "n2" in name else True
+        assert run["seconds"] >= 0
+
+    # Other settings are another run.
+    config.write_text(found.replace({"learning_rate": 0.5}).to_json())
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, options, task, launch)
+    assert grid.run() == ["text-transformer_tiny-n1-seed1"]
+    error = read(tmp_path / "results.json")["runs"]["text-transformer_tiny-n1-seed1"]["error"]
+    assert "--learning_rate: 0.5 there, 0.01 here" in error and "train_files" not in error
+
+
+def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert sweep._environment([], 0, 1) == {}
+    assert sweep._environment([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "2"
+    environments = [sweep._environment(["0", "3"], index, 2) for index in range(2)]
+    assert environments == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    assert sweep._devices() == ["1", "2"]
+
+
+def test_a_command_that_fails_leaves_its_last_line(tmp_path, monkeypatch):
+    program = tmp_path / "train"
+    program.write_text("import sys; print('one'); sys.exit(sys.argv[1] == '--bad')")
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "sweep")])
+    log = tmp_path / "log"
+    assert sweep.launch_process("train", ["--good"], log, {})["peak_host_bytes"] > 1_000_000
+    with pytest.raises(sweep.CommandError, match=r"^train ended with 1: one \(see .*log\)"):
+        sweep.launch_process("train", ["--bad"], log, {})
+    assert log.read_text().splitlines() == [
+        f"$ {program} --good",
+        "one",
+        f"$ {program} --bad",
+        "one",
+    ]
+
+
+def test_plan_of_the_paper():
+    runs = sweep.plan(get_experiment("base"), sweep.Options(), get_task, {})
+    assert len(runs) == 2 * 3 * 5 and len({run.name for run in runs}) == 30
+    assert runs[0].name == "wmt14_ende-transformer_base-n1-seed1"
+    assert {run.settings["train_steps"] for run in runs} == {1_000_000}
+    big = sweep.plan(get_experiment("big"), sweep.Options(tasks=["wmt14_ende"]), get_task, {})
+    assert len(big) == 11 * 3 and {run.settings["train_steps"] for run in big} == {500_000}
+    longer = sweep.plan(get_experiment("equal_compute"), sweep.Options(), get_task, {})
+    assert {run.settings["train_steps"] for run in longer if run.task == "wmt14_enfr"} == {
+        1_000_000,
+        1_500_000,
+    }
+
+
+def test_small_scale_keeps_the_shape():
+    experiment = get_experiment("top_k")
+    options = sweep.Options(scale="small", settings={"train_steps": 200})
+    small = sweep.scaled(experiment, "small")
+    runs = sweep.plan(small, options, get_task, {"demo_ende": 1500})
+    assert [run.arm for run in runs[:4]] == list(experiment.arms)
+    assert len(runs) == len(sweep.plan(experiment, sweep.Options(), get_task, {}))
+    assert (runs[0].task, runs[0].stands_for) == ("demo_ende", "wmt14_ende")
+    assert runs[0].settings["checkpoint_every"] == 10
+    # All of the vocabulary that there is.
+    assert runs[3].settings["top_k"] == 1500 and runs[7].settings["top_k"] == 2000
+    assert small.beam_sizes == experiment.beam_sizes and small.seeds == experiment.seeds
+    files = dataclasses.replace(options, task_options={"train_files": "a"}, tasks=["wmt14_enfr"])
+    run = sweep.plan(small, files, get_task, {})[0]
+    assert (run.task, run.stands_for) == ("text", "wmt14_enfr")
+
+
+def test_refusals(tmp_path):
+    def refuse(experiment, match, **options):
+        with pytest.raises(UserError, match=match):
+            sweep.Sweep(get_experiment(experiment), tmp_path, sweep.Options(**options), get_task)
+
+    refuse("base", "--task=gigaword: .* has wmt14_ende, wmt14_enfr", tasks=["gigaword"])
+    files = {"train_files": "a"}
+    refuse("base", "--train_files: at --scale=paper .* data of its own", task_options=files)
+    refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")
+    (tmp_path / "results.json").write_text("{}")
+    refuse("base", "is not a results file of bin/sweep")
+    with pytest.raises(UserError, match="Did you mean word_drop"):
+        get_experiment("word_dorp")
+
+
+def test_curves(tmp_path):
+    assert read_curves(tmp_path / "none") == {}
+    records = [
+        {"kind": "train", "step": 1, "loss": 2.5},
+        {"kind": "validation", "step": 1, "bleu": 3},
+    ]
+    text = "\n".join(map(json.dumps, records)) + '\n{"kind": "tr'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert read_curves(tmp_path / "metrics.jsonl") == {
+        "train": {"loss": [[1, 2.5]]},
+        "validation": {"bleu": [[1, 3]]},
+    }
+    assert thinned(list(range(10)), 3) == [0, 4, 8, 9]
+    assert thinned([1]) == [1] and thinned([]) == []
+
+
+def test_checkpoint_spec_of_evaluations(finished):
+    found = checkpoint.resolve(finished / "runs" / "text-transformer_tiny-n1-seed1", "average:2")
+    assert found.name == "average-2-6"

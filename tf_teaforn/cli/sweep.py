@@ -1,0 +1,117 @@
+"""Runs an experiment of the paper: trains and scores its grid, into one results file.
+
+    bin/sweep --experiment=base --output_dir=runs/base --scale=small
+    bin/sweep --experiment=big --task=wmt14_enfr --output_dir=runs/big_enfr --data_dir=tfds
+    bin/report --results=runs/base/results.json --output_dir=runs/base/report
+
+The same command, given again, goes on where it stopped. A setting given here (--train_steps,
+--batch_tokens, ...) holds for every run of the grid.
+"""
+
+import functools
+import sys
+
+from absl import flags
+
+from tf_teaforn.cli import app
+from tf_teaforn.cli.evaluate import whole_numbers
+from tf_teaforn.errors import UserError
+from tf_teaforn.experiments.catalog import experiment_names, get_experiment
+
+# What the grid itself varies.
+_GRID = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed")
+_TRAIN_FLAGS = ("strategy", "tpu", "mesh")
+
+
+def define_flags(values):
+    """Flags of bin/sweep."""
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
+    lines = ["Which experiment. One of:"]
+    lines += [f"{name}: {get_experiment(name).title}" for name in experiment_names()]
+    text("experiment", None, "\n".join(lines))
+    text("output_dir", None, "Folder for vocabularies, runs, logs and results.json.")
+    flags.DEFINE_enum(
+        "scale",
+        "paper",
+        ("paper", "small"),
+        "paper: the paper's data, model and steps. small: the same shape with a tiny model and "
+        "1,000 steps, on the demo's sentences or on --train_files, --valid_files, --test_files.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "task",
+        [],
+        "Which of the experiment's tasks, e.g. wmt14_enfr. Default: all.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "seeds", [], "Seeds, e.g. 1,2,3. Default: the experiment's.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "parallel",
+        None,
+        "How many runs at a time. Default: one a GPU, else one.",
+        flag_values=values,
+    )
+    flags.DEFINE_boolean("dry_run", False, "Only print the commands.", flag_values=values)
+    text("vocab", None, "SentencePiece .model file for all runs. Default: train one a task.")
+    text("strategy", None, "Of bin/train.")
+    text("tpu", None, "Of bin/train.")
+    text("mesh", None, "Of bin/train.")
+    app.define_task_flags(values)
+    app.define_settings(values, but=_GRID)
+
+
+def sweep(values):
+    """Runs the command."""
+    experiment = get_experiment(app.required(values, "experiment"))
+    output_dir = app.absolute(app.required(values, "output_dir"))
+
+    from tf_teaforn.experiments.sweep import Options, Sweep
+
+    options = Options(
+        scale=values.scale,
+        tasks=values.task,
+        seeds=whole_numbers(values, "seeds"),
+        task_options=app.task_options(values),
+        settings=app.given_settings(values, but=_GRID),
+        train_flags=[
+            f"--{name}={values[name].value}" for name in _TRAIN_FLAGS if values[name].value
+        ],
+        common_flags=_given(values, ("data_dir", "module_import")),
+        vocabulary=app.absolute(values.vocab),
+        parallel=values.parallel,
+        command=sys.argv,
+    )
+    if values.parallel is not None and values.parallel < 1:
+        raise UserError(f"--parallel={values.parallel}: write 1 or more.")
+
+    @functools.cache
+    def load(name):
+        files = options.task_options if name == "text" else {}
+        return app.load_task(name, files, None, values.module_import)
+
+    grid = Sweep(experiment, output_dir, options, load)
+    if values.dry_run:
+        print("\n".join(grid.commands()))
+        return
+    failed = grid.run()
+    print(f"Wrote {grid.results_path}. Next: bin/report --results={grid.results_path}")
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(grid.runs)} runs failed: {', '.join(failed)}. The reasons are "
+            f"in {grid.results_path}; the same command tries them again."
+        )
+
+
+def _given(values, names):
+    """Those of the flags that are given, for another command line."""
+    given = {name: values[name].value for name in names if values[name].value}
+    if "data_dir" in given:
+        given["data_dir"] = app.data_dir(values)
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def main():
+    """Entry point."""
+    app.run(define_flags, sweep, __doc__)

@@ -1,0 +1,462 @@
+"""The paper's experiments as values: what is trained, what is scored, what the paper reports.
+
+To add one, add an `Experiment` to `_EXPERIMENTS`: `bin/sweep` and `bin/report` know it then.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tf_teaforn.errors import UserError
+from tf_teaforn.experiments import paper
+
+# k of top-k that masks nothing.
+ALL = "V"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A column of a grid: the method's settings. N = 1 is teacher forcing.
+
+    Attributes:
+        n: number of decoders.
+        discount: λ; without effect where n is 1.
+        shared: whether one set of weights serves all decoders.
+        top_k: k of the top-k stage input, or ALL; None: the decoder's own outputs.
+        word_drop: probability of zeroing a ground-truth input embedding.
+        steps: times the experiment's number of updates.
+    """
+
+    n: int = 1
+    discount: float | None = None
+    shared: bool = True
+    top_k: int | str | None = None
+    word_drop: float = 0.0
+    steps: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Part of a run's name: "n2-discount0.5-unshared"."""
+        parts = [f"n{self.n}"]
+        parts += [f"discount{self.discount:g}"] if self.discount is not None else []
+        parts += [] if self.shared else ["unshared"]
+        parts += [f"top_k{self.top_k}"] if self.top_k else []
+        parts += [f"word_drop{self.word_drop:g}"] if self.word_drop else []
+        parts += [f"steps{self.steps:g}x"] if self.steps != 1 else []
+        return "-".join(parts)
+
+    @property
+    def label(self) -> str:
+        """For tables and legends: "TeaFor2 (λ = .5, own decoders)"."""
+        details = [f"λ = {short(self.discount)}"] if self.discount is not None else []
+        details += [] if self.shared else ["own decoders"]
+        details += [f"top-{self.top_k}"] if self.top_k else []
+        details += [f"word drop {short(self.word_drop)}"] if self.word_drop else []
+        details += [f"{self.steps:g}x steps"] if self.steps != 1 else []
+        name = "Teacher forcing" if self.n == 1 else f"TeaFor{self.n}"
+        return f"{name} ({', '.join(details)})" if details else name
+
+    def settings(self, train_steps: int, vocab_size: int) -> dict[str, Any]:
+        """Settings of `RunConfig` by name, for that base number of updates and vocabulary."""
+        settings: dict[str, Any] = {"n": self.n, "train_steps": round(train_steps * self.steps)}
+        if self.discount is not None:
+            settings["discount"] = self.discount
+        if not self.shared:
+            settings["shared"] = False
+        if self.top_k:
+            settings["stage_input"] = "top_k"
+            settings["top_k"] = vocab_size if self.top_k == ALL else self.top_k
+        if self.word_drop:
+            settings["word_drop"] = self.word_drop
+        return settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What the paper reports: a mean, and its standard error where it gives one."""
+
+    mean: float
+    error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A grid of runs and what is read off it.
+
+    Attributes:
+        name: what --experiment takes.
+        title, description: for the report.
+        tasks: what the paper trains on.
+        model: architecture, by name.
+        arms: settings of the method; the first is what the others are compared with.
+        seeds: runs of every arm, with seeds 1 to this.
+        steps: updates by task.
+        settings: settings of all runs, where they differ from the task's.
+        beam_sizes: widths to decode with.
+        checkpoints: what --checkpoint takes; the first is what tables show.
+        sets: role ("test", "dev") -> flag of bin/evaluate that names the set.
+        metrics: of bin/evaluate; none: its default.
+        pretrained: whether its runs start from a model to be named by --init_from.
+        layouts: which tables the report draws, by name.
+        reported: the paper's value by (task, role, arm's name, beam width, metric).
+        notes: what to know when comparing, above all where the paper contradicts itself.
+    """
+
+    name: str
+    title: str
+    description: str
+    tasks: tuple[str, ...]
+    model: str
+    arms: tuple[Arm, ...]
+    seeds: int
+    steps: Mapping[str, int]
+    beam_sizes: tuple[int, ...]
+    checkpoints: tuple[str, ...]
+    sets: Mapping[str, str]
+    layouts: tuple[str, ...] = ("beams",)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    pretrained: bool = False
+    reported: Mapping[tuple, Score] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def scaled_down(self) -> "Experiment":
+        """The same shape for one CPU: short runs of a tiny model on the demo's sentences."""
+        checkpoints = (
+            "average:5" if name.startswith("average") else name for name in self.checkpoints
+        )
+        return dataclasses.replace(
+            self,
+            model="transformer_tiny",
+            steps={task: min(1000, steps) for task, steps in self.steps.items()},
+            settings={},
+            checkpoints=tuple(checkpoints),
+            sets={role: SMALL_SETS[role] for role in self.sets},
+            metrics=(),
+            pretrained=False,
+        )
+
+
+# What stands for a task at small scale, and for a test set.
+SMALL_TASKS = {
+    "wmt14_ende": "demo_ende",
+    "wmt14_enfr": "demo_enfr",
+    "cnn_dailymail": "demo_ende",
+    "gigaword": "demo_enfr",
+    "text": "demo_ende",
+}
+SMALL_SETS = {"test": "--split=test", "dev": "--split=validation"}
+# Settings of the task text at that scale.
+SMALL_TEXT = {
+    "vocab_size": 4000,
+    "batch_tokens": 2048,
+    "max_source_length": 64,
+    "max_target_length": 64,
+    "schedule": "linear",
+    "learning_rate": 2e-3,
+    "warmup_steps": 200,
+}
+
+
+def short(number: float) -> str:
+    """As the paper prints it: .5, 1."""
+    return f"{number:g}".removeprefix("0") or "0"
+
+
+def _by_beam(task, role, arm, scores):
+    """{key of `Experiment.reported`: `Score`} of one column of the paper's tables."""
+    return {(task, role, arm.name, k, "bleu"): Score(*score) for k, score in scores.items()}
+
+
+def _reported(columns):
+    """Joins {(task, role): [(arm, {k: score})]}."""
+    joined = {}
+    for (task, role), pairs in columns.items():
+        for arm, scores in pairs:
+            joined |= _by_beam(task, role, arm, scores)
+    return joined
+
+
+_TEACHER = Arm()
+_WMT = ("wmt14_ende", "wmt14_enfr")
+_WMT_TEST = {"test": "--test_set=wmt14"}
+_BEAMS = (1, 2, 3, 4, 5, 6, 7, 8)
+_BIG_STEPS = {"wmt14_ende": 500_000, "wmt14_enfr": 1_000_000}
+# The peak of Tensor2Tensor's schedule at width 1,024: 2 / sqrt(1024 · 8000).
+_BIG = {"learning_rate": 7e-4, "keep": 20}
+_BIG_NOTES = (
+    "Transformer big has dropout .3 for both languages, as the paper's Table 2 has it; Vaswani et "
+    "al. (2017) had .1 for English-French (--model=transformer_big_enfr).",
+    "The paper names neither batch size, learning rate, warm-up, vocabulary nor length penalty: "
+    "these follow Tensor2Tensor (tasks/wmt.py).",
+)
+
+_BASE_ARMS = (_TEACHER, Arm(2, 0.5, shared=False), Arm(2, 0.5))
+_BIG_ARMS = (_TEACHER, *(Arm(n, discount) for n in (2, 3) for discount in paper.DISCOUNTS))
+_TOP_K_ARMS = (_TEACHER, Arm(2, 0.2), Arm(2, 0.2, top_k=4), Arm(2, 0.2, top_k=ALL))
+_WORD_DROP_ARMS = (_TEACHER, *(Arm(word_drop=p) for p in (0.1, 0.2, 0.3)))
+_SUMMARY_METRICS = ("rouge1", "rouge2", "rougeL")
+
+
+def _big_reported():
+    joined = {}
+    for (task, role, n), (teacher, *columns) in paper.BIG.items():
+        joined |= _by_beam(task, role, _TEACHER, teacher)
+        for discount, scores in zip(paper.DISCOUNTS, columns, strict=True):
+            joined |= _by_beam(task, role, Arm(n, discount), scores)
+    return joined
+
+
+def _summaries_reported():
+    arms = {"pegasus": _TEACHER, "teafor3": Arm(3, 0.5)}
+    return {
+        (task, "test", arms[row].name, k, metric): Score(value)
+        for task, rows in paper.SUMMARIES.items()
+        for row, widths in rows.items()
+        for k, values in widths.items()
+        for metric, value in zip(_SUMMARY_METRICS, values, strict=True)
+    }
+
+
+_EXPERIMENTS = (
+    Experiment(
+        name="base",
+        title="Transformer base, shared and own decoders (Table 1)",
+        description="Does TeaForN help greedy decoding of a small model, and must decoders share "
+        "their weights?",
+        tasks=_WMT,
+        model="transformer_base",
+        arms=_BASE_ARMS,
+        seeds=5,
+        steps={task: 1_000_000 for task in _WMT},
+        beam_sizes=(1, 4),
+        checkpoints=("average:5",),
+        sets=_WMT_TEST,
+        layouts=("shared", "beams"),
+        reported=_reported(
+            {
+                (task, "test"): list(zip(_BASE_ARMS, columns, strict=True))
+                for task, columns in paper.BASE.items()
+            }
+        ),
+    ),
+    Experiment(
+        name="big",
+        title="Transformer big: N, λ and beam width (Figures 2 and 3, Table 3, appendix)",
+        description="λ is chosen on WMT12 at beam 8, and scored on WMT14.",
+        tasks=_WMT,
+        model="transformer_big",
+        arms=_BIG_ARMS,
+        seeds=3,
+        steps=_BIG_STEPS,
+        settings=_BIG,
+        beam_sizes=_BEAMS,
+        checkpoints=("average:20",),
+        sets={**_WMT_TEST, "dev": "--test_set=wmt12"},
+        layouts=("chosen", "beams", "curves"),
+        reported=_big_reported(),
+        notes=(
+            *_BIG_NOTES,
+            "The paper's English-German Figure 3 and appendix differ by up to .05, for example "
+            "28.08 and 28.10 greedily for teacher forcing; the appendix is taken here.",
+            "The paper's section 4.1.2 says 29.0 for English-German, its Table 3 29.2 to 29.3.",
+        ),
+    ),
+    Experiment(
+        name="top_k",
+        title="Transformer big: what the next decoder reads (Figure 4, appendix)",
+        description="The decoder's output, or the expected embedding of its 4 best or of all "
+        "words.",
+        tasks=_WMT,
+        model="transformer_big",
+        arms=_TOP_K_ARMS,
+        seeds=3,
+        steps=_BIG_STEPS,
+        settings=_BIG,
+        beam_sizes=_BEAMS,
+        checkpoints=("average:20",),
+        sets=_WMT_TEST,
+        layouts=("beams", "curves"),
+        reported=_reported(
+            {
+                (task, "test"): list(zip(_TOP_K_ARMS, columns, strict=True))
+                for task, columns in paper.TOP_K.items()
+            }
+        ),
+        notes=(
+            *_BIG_NOTES,
+            "The paper's text says N = 2 and 3 were tried; it reports N = 2 alone.",
+        ),
+    ),
+    Experiment(
+        name="word_drop",
+        title="Transformer big: word drop (Figure 5, appendix)",
+        description="Is it regularization? Teacher forcing with some input words blanked.",
+        tasks=_WMT,
+        model="transformer_big",
+        arms=_WORD_DROP_ARMS,
+        seeds=3,
+        steps=_BIG_STEPS,
+        settings=_BIG,
+        beam_sizes=_BEAMS,
+        checkpoints=("average:20",),
+        sets=_WMT_TEST,
+        layouts=("beams", "curves"),
+        reported=_reported(
+            {
+                (task, "test"): list(zip(_WORD_DROP_ARMS, columns, strict=True))
+                for task, columns in paper.WORD_DROP.items()
+            }
+        ),
+        notes=(
+            *_BIG_NOTES,
+            "The paper contradicts itself on the rates: .1, .2 and .3 in the text and the figure, "
+            ".01, .02 and .03 at the head of the appendix's tables. The text's are run here.",
+        ),
+    ),
+    Experiment(
+        name="equal_compute",
+        title="Transformer big: equal compute (Table 4)",
+        description="Teacher forcing for 1.5 times as many steps takes about as long as TeaFor2.",
+        tasks=_WMT,
+        model="transformer_big",
+        arms=(_TEACHER, Arm(steps=1.5), Arm(2, 0.2)),
+        seeds=3,
+        steps=_BIG_STEPS,
+        settings=_BIG,
+        beam_sizes=_BEAMS,
+        checkpoints=("average:20",),
+        sets=_WMT_TEST,
+        layouts=("compute", "beams"),
+        reported=_reported(
+            {
+                (task, "test"): [(_TEACHER, paper.BIG[task, "test", 2][0])]
+                + [(Arm(2, 0.2), paper.BIG[task, "test", 2][1])]
+                for task in _WMT
+            }
+        ),
+        notes=(
+            *_BIG_NOTES,
+            "Table 4's beam column does not say its width. Its means are those of the appendix's "
+            "best one (English-German beam 6, English-French beam 4); its standard errors are "
+            "other ones (English-German .20 and .12, greedily .12 and .08).",
+            "The paper gives 4.5 it/s for Transformer big and 6.8 it/s for TeaFor2. The two look "
+            "swapped: the ratio is the 1.5 by which teacher forcing was made to run longer.",
+        ),
+    ),
+    Experiment(
+        name="summarization",
+        title="PEGASUS large: news summaries (Table 5)",
+        description="TeaFor3 from the pretrained model; the best checkpoint by validation ROUGE-L.",
+        tasks=("cnn_dailymail", "gigaword"),
+        model="pegasus_large",
+        arms=(_TEACHER, Arm(3, 0.5)),
+        seeds=1,
+        steps={"cnn_dailymail": 400_000, "gigaword": 160_000},
+        settings={"eval_every": 1000},
+        beam_sizes=(1, 8),
+        checkpoints=("best",),
+        sets={"test": "--split=test"},
+        pretrained=True,
+        layouts=("beams",),
+        reported=_summaries_reported(),
+        notes=(
+            "The paper's TeaFor3 was also pretrained on HugeNews anew, which is not public; its "
+            "teacher forcing row is that of Zhang et al. (2020). It gives no standard errors.",
+            "Section 4.2 says that pretraining used teacher forcing; Table 6 is headed TeaForN "
+            "during pretraining.",
+            "The paper's R-L is ROUGE-L of whole summaries, as for PEGASUS, whose CNN/DailyMail "
+            "R-L is rougeLsum: compare with that column.",
+        ),
+    ),
+    Experiment(
+        name="cost",
+        title="Cost of N: steps a second and memory (Table 6)",
+        description="Short runs for their speed alone.",
+        tasks=("gigaword",),
+        model="pegasus_large",
+        arms=(_TEACHER, Arm(2, 0.5), Arm(3, 0.5)),
+        seeds=1,
+        steps={"gigaword": 500},
+        settings={"eval_every": 500, "checkpoint_every": 500, "log_every": 50, "keep": 1},
+        beam_sizes=(),
+        checkpoints=(),
+        sets={},
+        layouts=(),
+        notes=(
+            "The paper measured pretraining on TPUs; what one device does here is compared by the "
+            "ratios to N = 1.",
+            "Its text gives 4.5 it/s for Transformer big and 6.8 it/s for TeaFor2, which look "
+            "swapped.",
+        ),
+    ),
+    Experiment(
+        name="multi30k",
+        title="Multi30k, test 2016",
+        description="The base comparison on a recognised small benchmark: image descriptions, "
+        "29,000 training sentences.",
+        tasks=("text",),
+        model="transformer_multi30k",
+        arms=(
+            _TEACHER,
+            Arm(2, 0.2),
+            Arm(2, 0.5),
+            Arm(3, 0.5),
+            Arm(2, 0.5, shared=False),
+            Arm(2, 0.5, top_k=4),
+        ),
+        seeds=3,
+        steps={"text": 3200},
+        settings={
+            "vocab_size": 6000,
+            "max_source_length": 64,
+            "max_target_length": 64,
+            "batch_tokens": 2048,
+            "schedule": "linear",
+            "learning_rate": 4e-3,
+            "warmup_steps": 400,
+            "dropout": 0.2,
+            "eval_every": 800,
+            "checkpoint_every": 200,
+            "keep": 20,
+        },
+        beam_sizes=(1, 2, 4, 8),
+        checkpoints=("average:5", "best"),
+        sets={"test": "--split=test"},
+        metrics=("bleu", "bleu_lc", "chrf", "ter"),
+        layouts=("beams", "curves"),
+        reported={
+            ("text", *key[1:]): score
+            for arm, scores in zip(_BASE_ARMS, paper.BASE["wmt14_ende"], strict=True)
+            for key, score in _by_beam("text", "test", arm, scores).items()
+        },
+        notes=(
+            "The paper has no Multi30k. Its numbers beside ours are those of Transformer base on "
+            "WMT14 English-German (Table 1), for the differences between the rows.",
+            "Published text-only scores are BLEU of tokenised, often lower-cased text: bleu_lc is "
+            "sacreBLEU's nearest to it.",
+        ),
+    ),
+)
+
+
+def experiment_names() -> tuple[str, ...]:
+    """Names that `get_experiment` knows."""
+    return tuple(experiment.name for experiment in _EXPERIMENTS)
+
+
+def get_experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        UserError: there is none; says which there are.
+    """
+    for experiment in _EXPERIMENTS:
+        if experiment.name == name:
+            return experiment
+    close = difflib.get_close_matches(name, experiment_names(), n=1)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    raise UserError(
+        f"Unknown --experiment={name}.{guess} Write one of: {', '.join(experiment_names())}."
+    )

@@ -1,0 +1,79 @@
+"""The results file of a sweep: everything the report needs, in one JSON.
+
+{"format_version": 1,
+ "experiments": {name: {"scale", "tasks": {the paper's: ours}, "seeds", "beam_sizes", "command"}},
+ "runs": {name: {"task", "stands_for", "arm", "seed", "status": "done" or "failed", "error",
+                 "command", "version", "settings", "train_steps", "seconds",
+                 "speed": {"steps_per_second", "target_tokens_per_second",
+                           "peak_device_bytes", "peak_host_bytes"},
+                 "curves": {"train" or "validation": {name: [[step, value], ...]}},
+                 "evaluations": [eval JSON of bin/evaluate and "role", "checkpoint_flag"],
+                 "comparisons": [{"role", "checkpoint_flag", "beam_size", "metric", "with",
+                                  "baseline", "system", "p_value", "signature"}]}}}
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+FORMAT_VERSION = 1
+# A curve is thinned to about so many points.
+_POINTS = 200
+
+
+def read(path: epath.PathLike) -> dict[str, Any]:
+    """Contents of a results file; an empty one where there is none.
+
+    Raises:
+        UserError: not a results file, or one of another version.
+    """
+    path = epath.Path(path)
+    if not path.exists():
+        return {"format_version": FORMAT_VERSION, "experiments": {}, "runs": {}}
+    try:
+        results = json.loads(path.read_bytes())
+        version = results["format_version"]
+        found = results["experiments"], results["runs"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is not a results file of bin/sweep.") from error
+    if version != FORMAT_VERSION or not all(isinstance(part, dict) for part in found):
+        raise UserError(f"{path} has format version {version}; this reads {FORMAT_VERSION}.")
+    return results
+
+
+def write(path: epath.PathLike, results: dict[str, Any]):
+    """Replaces a results file in one step, so that it is whole whenever it is read."""
+    path = epath.Path(path)
+    temporary = path.parent / f"{path.name}.tmp{os.getpid()}"
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def read_curves(path: epath.PathLike) -> dict[str, dict[str, list[list[float]]]]:
+    """{"train" or "validation": {name: [[step, value], ...]}} of a run's metrics.jsonl."""
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    path = epath.Path(path)
+    if not path.exists():
+        return curves
+    for line in path.read_text().split("\n"):
+        # A line of a killed process may be torn.
+        if line.endswith("}"):
+            record = json.loads(line)
+            kind, step = record.pop("kind"), record.pop("step")
+            for name, value in record.items():
+                curves.setdefault(kind, {}).setdefault(name, []).append([step, value])
+    return {
+        kind: {name: thinned(points) for name, points in values.items()}
+        for kind, values in curves.items()
+    }
+
+
+def thinned(points: Sequence, limit: int = _POINTS) -> list:
+    """Every nth of the points and the last."""
+    stride = -(-len(points) // limit) or 1
+    return [*points[:-1:stride], *points[-1:]]

@@ -1,0 +1,621 @@
+"""Runs the grid of an experiment: trains, scores, compares, and keeps one results file.
+
+    <output_dir>/results.json            all numbers, replaced as a whole after every step
+    <output_dir>/vocab-<task>.model      one vocabulary for all runs of a task
+    <output_dir>/runs/<run>/             model directories
+    <output_dir>/logs/<run>.log          what the commands printed
+
+What is done already is skipped: a model directory with the run's settings that is at its last step,
+wherever it was trained, and an evaluation whose JSON is there.
+"""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import json
+import logging
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from tf_teaforn import checkpoint
+from tf_teaforn.config import RunConfig
+from tf_teaforn.errors import UserError
+from tf_teaforn.experiments import results as results_file
+from tf_teaforn.experiments.catalog import SMALL_TASKS, SMALL_TEXT, Arm, Experiment
+from tf_teaforn.experiments.speed import read_speed
+from tf_teaforn.metrics import compare
+from tf_teaforn.task import Task
+from tf_teaforn.texts import read_lines
+
+_logger = logging.getLogger(__name__)
+
+# Settings that do not change what is learned.
+_IGNORED = {"eval_every", "keep", "patience", "log_every", "export_on_best", "data_dir", "metric"}
+_IGNORED |= {"beam_size", "beam_alpha", "decode_length"}
+# Without effect where there is one decoder.
+_OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
+_FILES = ("train_files", "valid_files", "test_files")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to run an experiment.
+
+    Attributes:
+        scale: "paper" or "small".
+        tasks: which of the experiment's tasks; none: all.
+        seeds: none: the experiment's.
+        task_options: files of the user's, for the task "text", by flag.
+        settings: settings of all runs that differ from the experiment's.
+        train_flags: further flags of bin/train, as they are written.
+        common_flags: further flags of all commands.
+        vocabulary: SentencePiece file for all runs, or None.
+        parallel: how many runs at a time; None: one a GPU, else one.
+        command: the command line, for the record.
+    """
+
+    scale: str = "paper"
+    tasks: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    task_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    train_flags: Sequence[str] = ()
+    common_flags: Sequence[str] = ()
+    vocabulary: str | None = None
+    parallel: int | None = None
+    command: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training run of the grid.
+
+    Attributes:
+        name: of its model directory.
+        task: what it trains on.
+        stands_for: the paper's task.
+        arm, seed: its place in the grid.
+        settings: by flag.
+    """
+
+    name: str
+    task: str
+    stands_for: str
+    arm: Arm
+    seed: int
+    settings: Mapping[str, Any]
+
+
+class CommandError(Exception):
+    """A command failed; the message is the last line that it printed."""
+
+
+def scaled(experiment: Experiment, scale: str) -> Experiment:
+    """The experiment at a scale, "paper" or "small"."""
+    return experiment.scaled_down() if scale == "small" else experiment
+
+
+def chosen_tasks(experiment: Experiment, options: Options) -> dict[str, str]:
+    """{the paper's task: what is trained on}.
+
+    Raises:
+        UserError: a task that is none of the experiment's, or files where none can be used.
+    """
+    unknown = [task for task in options.tasks if task not in experiment.tasks]
+    if unknown:
+        raise UserError(
+            f"--task={unknown[0]}: the experiment {experiment.name} has "
+            f"{', '.join(experiment.tasks)}."
+        )
+    names = tuple(options.tasks) or experiment.tasks
+    if options.task_options and experiment.tasks != ("text",):
+        if options.scale != "small":
+            raise UserError(
+                f"--{next(iter(options.task_options))}: at --scale=paper the experiment "
+                f"{experiment.name} has data of its own. Add --scale=small, or leave it out."
+            )
+        return {names[0]: "text"}
+    if options.scale == "small" and not options.task_options:
+        return {name: SMALL_TASKS[name] for name in names}
+    return {name: name for name in names}
+
+
+def plan(
+    experiment: Experiment, options: Options, get_task: Callable[[str], Task], vocab_size: Mapping
+) -> list[Run]:
+    """All runs of the grid, seed after seed.
+
+    Args:
+        experiment: at the scale of `options`.
+        options: `Options`.
+        get_task: task's name -> `Task`.
+        vocab_size: task's name -> number of subwords, where it is known already.
+    """
+    seeds = tuple(options.seeds) or tuple(range(1, experiment.seeds + 1))
+    runs = []
+    for seed in seeds:
+        for stands_for, task in chosen_tasks(experiment, options).items():
+            steps = options.settings.get("train_steps") or experiment.steps[stands_for]
+            common = {**experiment.settings, "model": experiment.model}
+            if options.scale == "small":
+                common |= SMALL_TEXT if task == "text" else {}
+                # Averages are over the last quarter.
+                common |= {"checkpoint_every": max(1, steps // 20), "eval_every": -(-steps // 4)}
+            common |= options.settings
+            defaults = {**get_task(task).defaults, **common}
+            size = vocab_size.get(task) or defaults["vocab_size"]
+            for arm in experiment.arms:
+                settings = {**common, **arm.settings(steps, size), "seed": seed}
+                name = f"{task}-{common['model']}-{arm.name}-seed{seed}"
+                runs.append(Run(name, task, stands_for, arm, seed, settings))
+    return runs
+
+
+def flag(name: str, value: Any) -> str:
+    """--name=value as absl reads it."""
+    return f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+class Sweep:
+    """An experiment in a folder.
+
+    Args:
+        experiment: `Experiment`, at the paper's scale.
+        output_dir: folder for everything.
+        options: `Options`.
+        get_task: task's name -> `Task`, on the user's files where it is "text".
+        launch: runs a command: (name, flags, log file, environment) -> None.
+
+    Raises:
+        UserError: an impossible combination of options.
+    """
+
+    def __init__(self, experiment, output_dir, options, get_task, launch=None):
+        self.experiment = scaled(experiment, options.scale)
+        self.output_dir = Path(output_dir)
+        self.options = options
+        self.get_task = get_task
+        self.launch = launch or launch_process
+        self.tasks = chosen_tasks(self.experiment, options)
+        self.imported = "init_from" in options.settings
+        if self.experiment.pretrained and not self.imported:
+            raise UserError(
+                f"--init_from is missing: the experiment {experiment.name} starts from a "
+                f"pretrained {experiment.model}. Name its folder, or add --scale=small."
+            )
+        self.runs = self.plan()
+        self.results_path = self.output_dir / "results.json"
+        self.results = results_file.read(self.results_path)
+        self._lock = threading.Lock()
+
+    def plan(self) -> list[Run]:
+        """The runs, as far as the sizes of vocabularies are known."""
+        found = {task: self._vocabulary(task) for task in self.tasks.values()}
+        sizes = {task: _vocabulary_size(path) for task, path in found.items() if path.exists()}
+        return plan(self.experiment, self.options, self.get_task, sizes)
+
+    def commands(self) -> list[str]:
+        """The command lines of the whole grid."""
+        lines = [
+            shlex.join(["bin/build_vocab", *self._vocabulary_flags(task)])
+            for task in self.tasks.values()
+            if not self.imported and not self._vocabulary(task).exists()
+        ]
+        for run in self.runs:
+            lines.append(shlex.join(["bin/train", *self._train_flags(run)]))
+            for role, spec in self._scored():
+                flags = self._evaluate_flags(run, role, spec, self.experiment.beam_sizes)
+                lines.append(shlex.join(["bin/evaluate", *flags]))
+        return lines
+
+    def run(self) -> list[str]:
+        """Does what is left to do; returns the names of the runs that failed."""
+        for folder in ("runs", "logs"):
+            (self.output_dir / folder).mkdir(parents=True, exist_ok=True)
+        for task in self.tasks.values():
+            if not self.imported:
+                self._prepare_vocabulary(task)
+        self.runs = self.plan()
+        self.results["experiments"][self.experiment.name] = {
+            "scale": self.options.scale,
+            "tasks": self.tasks,
+            "model": self.runs[0].settings["model"],
+            "seeds": sorted({run.seed for run in self.runs}),
+            "beam_sizes": list(self.experiment.beam_sizes),
+            "checkpoints": list(self.experiment.checkpoints),
+            "command": shlex.join(self.options.command),
+        }
+        self._write()
+        devices = _devices()
+        count = self.options.parallel or max(1, len(devices))
+        free: queue.SimpleQueue = queue.SimpleQueue()
+        for index in range(count):
+            free.put(_environment(devices, index, count))
+        progress = _Progress(self.runs, count)
+        failed = []
+
+        def do(run):
+            environment = free.get()
+            start = time.time()
+            try:
+                worked = self._do(run, environment)
+                outcome = "done" if worked else "was done already"
+            except (CommandError, UserError, OSError) as error:
+                self._record(run, status="failed", error=" ".join(str(error).split()))
+                failed.append(run.name)
+                worked, outcome = True, f"failed: {error}"
+            finally:
+                free.put(environment)
+            with self._lock:
+                progress.report(run, outcome, time.time() - start if worked else None)
+
+        if count == 1:
+            for run in self.runs:
+                do(run)
+        else:
+            with concurrent.futures.ThreadPoolExecutor(count) as pool:
+                for future in [pool.submit(do, run) for run in self.runs]:
+                    future.result()
+        return failed
+
+    def _do(self, run, environment):
+        """Trains and scores what is missing; returns whether anything was."""
+        log = self.output_dir / "logs" / f"{run.name}.log"
+        model_dir = self._model_dir(run)
+        worked = False
+        if not self._is_trained(run):
+            start = time.time()
+            usage = self.launch("train", self._train_flags(run), log, environment)
+            seconds, worked = time.time() - start, True
+            if not self._is_trained(run):
+                raise CommandError(f"{model_dir} is not at its last step after training")
+            speed = {**read_speed(model_dir / "tensorboard"), **(usage or {})}
+            self._record(run, seconds=seconds, speed=speed)
+        elif "speed" not in self.results["runs"].get(run.name, {}):
+            speed = read_speed(model_dir / "tensorboard")
+            self._record(run, seconds=speed.get("seconds"), speed=speed)
+        curves = results_file.read_curves(model_dir / "metrics.jsonl")
+        self._record(run, curves=curves)
+        for role, spec in self._scored():
+            found = {
+                k: self._read_evaluation(run, role, spec, k) for k in self.experiment.beam_sizes
+            }
+            missing = [k for k, result in found.items() if result is None]
+            if missing:
+                flags = self._evaluate_flags(run, role, spec, missing)
+                self.launch("evaluate", flags, log, environment)
+                worked = True
+                found |= {k: self._read_evaluation(run, role, spec, k) for k in missing}
+            self._record_evaluations(run, role, spec, found)
+        self._record(run, status="done", error=None)
+        self._compare(run)
+        return worked
+
+    # Vocabularies
+
+    def _vocabulary(self, task):
+        if self.options.vocabulary:
+            return Path(self.options.vocabulary)
+        return self.output_dir / f"vocab-{task}.model"
+
+    def _vocabulary_flags(self, task):
+        settings = next(run.settings for run in self.runs if run.task == task)
+        size = [flag("vocab_size", settings["vocab_size"])] if "vocab_size" in settings else []
+        return [*self._task_flags(task), *size, flag("output", self._vocabulary(task))]
+
+    def _prepare_vocabulary(self, task):
+        path = self._vocabulary(task)
+        if path.exists():
+            return
+        if self.options.vocabulary:
+            raise UserError(f"--vocab={path}: there is no such file.")
+        for run in self.runs:
+            adopted = self._model_dir(run) / "vocab.model"
+            if run.task == task and adopted.exists():
+                path.write_bytes(adopted.read_bytes())
+                return
+        log = self.output_dir / "logs" / f"vocab-{task}.log"
+        try:
+            self.launch("build_vocab", self._vocabulary_flags(task), log, _environment([], 0, 1))
+        except CommandError as error:
+            raise UserError(f"The vocabulary of {task} cannot be built: {error}") from error
+
+    # Training
+
+    def _model_dir(self, run):
+        return self.output_dir / "runs" / run.name
+
+    def _task_flags(self, task):
+        files = [flag(name, value) for name, value in self.options.task_options.items()]
+        return [flag("task", task), *(files if task == "text" else []), *self.options.common_flags]
+
+    def _train_flags(self, run):
+        vocabulary = [] if self.imported else [flag("vocab", self._vocabulary(run.task))]
+        # A model that is imported brings both.
+        without = {"vocab_size", "model"} if self.imported else {"vocab_size"}
+        settings = {name: value for name, value in run.settings.items() if name not in without}
+        return [
+            *self._task_flags(run.task),
+            *vocabulary,
+            flag("model_dir", self._model_dir(run)),
+            *(flag(name, value) for name, value in settings.items()),
+            *self.options.train_flags,
+        ]
+
+    def _is_trained(self, run):
+        """Whether a finished run is there.
+
+        Raises:
+            UserError: what is there is another run.
+        """
+        model_dir = self._model_dir(run)
+        path = model_dir / "config.json"
+        if not path.exists():
+            return False
+        expected = self._expected(run)
+        found = RunConfig.from_json(path.read_bytes(), origin=str(path))
+        different = differences(found, expected)
+        if not self.imported and (model_dir / "vocab.model").exists():
+            if (model_dir / "vocab.model").read_bytes() != self._vocabulary(run.task).read_bytes():
+                different.append(f"vocab.model is not {self._vocabulary(run.task)}")
+        if different:
+            raise UserError(
+                f"{model_dir} holds a run with other settings: {'; '.join(different)}. Remove it, "
+                "or take another --output_dir."
+            )
+        return checkpoint.steps(model_dir)[-1:] == [expected.training.train_steps]
+
+    def _expected(self, run):
+        task = self.get_task(run.task)
+        options = self.options.task_options if run.task == "text" else {}
+        settings = {**task.defaults, **run.settings}
+        if not self.imported:
+            settings["vocab_size"] = _vocabulary_size(self._vocabulary(run.task))
+        return RunConfig(task=run.task, task_options=options).replace(settings)
+
+    # Scores
+
+    def _scored(self):
+        return [
+            (role, spec) for spec in self.experiment.checkpoints for role in self.experiment.sets
+        ]
+
+    def _evaluate_flags(self, run, role, spec, beam_sizes):
+        files = [flag(name, value) for name, value in self.options.task_options.items()]
+        metrics = self.experiment.metrics
+        return [
+            flag("model_dir", self._model_dir(run)),
+            flag("checkpoint", spec),
+            self.experiment.sets[role],
+            flag("beam_size", ",".join(map(str, beam_sizes))),
+            *([flag("metrics", ",".join(metrics))] if metrics else []),
+            *(files if run.task == "text" else []),
+            *self.options.common_flags,
+        ]
+
+    def _set_name(self, role):
+        return self.experiment.sets[role].partition("=")[2].replace("/", "_")
+
+    def _evaluation_path(self, run, role, spec, beam_size):
+        """The .json of an evaluation; the alpha in its name is the run's."""
+        name = checkpoint.resolve(self._model_dir(run), spec).name
+        alpha = self._expected(run).decoding.beam_alpha
+        file = f"{self._set_name(role)}-{name}-beam{beam_size}-alpha{float(alpha)}.json"
+        return self._model_dir(run) / "eval" / file
+
+    def _read_evaluation(self, run, role, spec, beam_size):
+        path = self._evaluation_path(run, role, spec, beam_size)
+        if not path.exists():
+            return None
+        result = json.loads(path.read_bytes())
+        # An older version's result lacks what the report needs.
+        complete = "references_sha256" in result
+        wanted = {name for name in self.experiment.metrics if name != "rouge"}
+        return result if complete and wanted <= set(result["metrics"]) else None
+
+    def _record_evaluations(self, run, role, spec, found):
+        missing = [k for k, result in found.items() if result is None]
+        if missing:
+            raise CommandError(f"no result of beam {missing[0]} with the metrics asked for")
+        labels = {"role": role, "checkpoint_flag": spec}
+        with self._lock:
+            record = self._of(run)
+            kept = [
+                old
+                for old in record.get("evaluations", [])
+                if any(old[name] != value for name, value in labels.items())
+                or old["beam_size"] not in found
+            ]
+            record["evaluations"] = kept + [{**result, **labels} for result in found.values()]
+        self._write()
+
+    def _compare(self, run):
+        """Tests the run, or all that go with it, against the first arm's run of the same seed."""
+        peers = [other for other in self.runs if (other.seed, other.task) == (run.seed, run.task)]
+        baseline = next(other for other in peers if other.arm == self.experiment.arms[0])
+        others = [other for other in peers if other is not baseline]
+        for other in others if run is baseline else [run]:
+            records = [self.results["runs"].get(r.name, {}) for r in (baseline, other)]
+            if all(record.get("status") == "done" for record in records):
+                comparisons = [
+                    self._comparison(baseline, other, role, beam_size)
+                    for role in self.experiment.sets
+                    for beam_size in self.experiment.beam_sizes
+                ]
+                self._record(other, comparisons=comparisons)
+
+    def _comparison(self, baseline, other, role, beam_size):
+        spec = self.experiment.checkpoints[0]
+        metric = self.get_task(other.task).headline_metric
+        labels = {
+            "role": role,
+            "checkpoint_flag": spec,
+            "beam_size": beam_size,
+            "metric": metric,
+            "with": baseline.name,
+        }
+        for old in self.results["runs"][other.name].get("comparisons", []):
+            if all(old[name] == value for name, value in labels.items()):
+                return old
+        paths = [self._evaluation_path(run, role, spec, beam_size) for run in (baseline, other)]
+        references = read_lines(paths[0].with_name(f"{self._set_name(role)}.references.txt"))
+        texts = [read_lines(path.with_suffix(".txt")) for path in paths]
+        return {**labels, **dataclasses.asdict(compare(metric, *texts, references))}
+
+    # Results
+
+    def _of(self, run):
+        return self.results["runs"].setdefault(run.name, {})
+
+    def _record(self, run, **values):
+        with self._lock:
+            self._of(run).update(
+                {
+                    "task": run.task,
+                    "stands_for": run.stands_for,
+                    "arm": run.arm.name,
+                    "seed": run.seed,
+                    "command": shlex.join(["bin/train", *self._train_flags(run)]),
+                    "version": _version(),
+                    "settings": dict(run.settings),
+                    "train_steps": run.settings["train_steps"],
+                    **values,
+                }
+            )
+        self._write()
+
+    def _write(self):
+        with self._lock:
+            results_file.write(self.results_path, self.results)
+
+
+def differences(found: RunConfig, expected: RunConfig) -> list[str]:
+    """Lines for settings that make two runs differ in what they learn; paths by file name."""
+    mine, theirs = found.flat(), expected.flat()
+    ignored = _IGNORED | (_OF_STAGES if expected.teaforn.n == 1 else set())
+    ignored |= {"model", "vocab_size", "dropout"} if expected.model.init_from else set()
+
+    def value(flat, name):
+        if name in _FILES and flat.get(name):
+            return ",".join(os.path.basename(part) for part in flat[name].split(","))
+        return flat.get(name)
+
+    return [
+        f"--{name}: {value(mine, name)} there, {value(theirs, name)} here"
+        for name in sorted({*mine, *theirs} - ignored)
+        if value(mine, name) != value(theirs, name)
+    ]
+
+
+def launch_process(name, flags, log, environment):
+    """Runs a command in a process of its own; its output goes to the end of `log`.
+
+    Returns:
+        {"peak_host_bytes": memory of the process}.
+
+    Raises:
+        CommandError: it failed.
+    """
+    # bin/sweep's neighbour, or teaforn-sweep's.
+    sweep = Path(sys.argv[0])
+    program = sweep.with_name(sweep.name.replace("sweep", name))
+    start = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        output.write(f"$ {shlex.join([str(program), *flags])}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            [sys.executable, str(program), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        text = log.read_bytes()[start:].decode(errors="replace")
+        lines = [line for line in text.splitlines()[1:] if line.strip()]
+        last = lines[-1] if lines else "no output"
+        raise CommandError(f"{name} ended with {process.returncode}: {last} (see {log})")
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"peak_host_bytes": usage.ru_maxrss * unit}
+
+
+@functools.lru_cache
+def _vocabulary_size(path):
+    return sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size()
+
+
+def _devices():
+    """Identifiers of the GPUs that may be used."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name not in ("", "-1")]
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except OSError:
+        return []
+    return [str(i) for i, _ in enumerate(done.stdout.splitlines())] if not done.returncode else []
+
+
+def _environment(devices, index, count):
+    """What keeps parallel runs out of each other's way: a GPU each, or a share of the cores."""
+    if devices:
+        return {"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]}
+    if count == 1:
+        return {}
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
+
+
+def _version():
+    try:
+        return importlib.metadata.version("tf-teaforn")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class _Progress:
+    """A line a run, with an estimate of the time left from the runs that took any."""
+
+    def __init__(self, runs, parallel):
+        self.left = {run.name: self._weight(run) for run in runs}
+        self.total = len(runs)
+        self.parallel = parallel
+        self.seconds = self.weight = 0.0
+
+    @staticmethod
+    def _weight(run):
+        # An encoder and N decoders.
+        return run.settings["train_steps"] * (1 + run.arm.n)
+
+    def report(self, run, outcome, seconds):
+        weight = self.left.pop(run.name)
+        took = ""
+        if seconds is not None:
+            self.seconds, self.weight = self.seconds + seconds, self.weight + weight
+            took = f" in {datetime.timedelta(seconds=round(seconds))}"
+        left = ""
+        if self.left and self.weight:
+            rest = sum(self.left.values()) * self.seconds / self.weight / self.parallel
+            left = f"; about {datetime.timedelta(seconds=round(rest))} left"
+        done = self.total - len(self.left)
+        _logger.info("[%d/%d] %s %s%s%s", done, self.total, run.name, outcome, took, left)
