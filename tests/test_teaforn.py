@@ -322,6 +322,22 @@ def test_clones_start_independent():
         assert all(np.mean(np.abs(x - y)) > 0.05 for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("parts", [["decoder"], ["encoder", "embedding"]])
+@pytest.mark.parametrize("shared", [True, False])
+def test_frozen_parts_stay(parts, shared):
+    model = teaforn(n=2, shared=shared)
+    model.freeze(parts)
+    before = values_of(model)
+    fit(model, "adam")
+    after = values_of(model)
+    frozen = [path.removeprefix("seq2seq/").startswith(tuple(parts)) for path in before]
+    stayed = [np.array_equal(after[path], value) for path, value in before.items()]
+    assert stayed == frozen
+    trained = sum(v.size for v, stays in zip(before.values(), frozen, strict=True) if not stays)
+    # Two moments of each, the rate and the step.
+    assert sum(np.size(variable) for variable in model.optimizer.variables) == 2 * trained + 2
+
+
 def test_word_drop_zeroes_whole_embeddings_at_its_rate():
     ids = np.random.default_rng(0).integers(2, VOCABULARY_SIZE, size=(64, 50))
     inputs = {"encoder_token_ids": ids[:, :3], "decoder_token_ids": ids}

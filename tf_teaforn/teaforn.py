@@ -122,6 +122,16 @@ class TeaForN(TrainStep, keras.Model):
         decoder = self.seq2seq.decoder
         return [decoder] * self.n if self.shared else [decoder, *self.clones]
 
+    def freeze(self, parts):
+        """Keeps weights as they are; before `compile`, so that they get no optimizer state.
+
+        Args:
+            parts: some of "embedding", "encoder" and "decoder", which is that of every stage.
+        """
+        for part in parts:
+            for layer in self.decoders if part == "decoder" else [getattr(self.seq2seq, part)]:
+                layer.trainable = False
+
     @property
     def metrics(self):
         return list(self._trackers.values())

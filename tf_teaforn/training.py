@@ -82,11 +82,11 @@ class Run:
         self.tokenizer = model_dirs.read_tokenizer(model_dir)
         keras.utils.set_random_seed(config.training.seed)
         with strategy.scope():
-            seq2seq = self._build_seq2seq(pretrained)
-            for part in (config.training.freeze or "").split(","):
-                if part:
-                    getattr(seq2seq, part).trainable = False
-            self.model = TeaForN(seq2seq, **dataclasses.asdict(config.teaforn))
+            self.model = TeaForN(
+                self._build_seq2seq(pretrained), **dataclasses.asdict(config.teaforn)
+            )
+            if config.training.freeze:
+                self.model.freeze(config.training.freeze.split(","))
             self.model.compile(optimizer=build_optimizer(config.training))
         self.runner = StepRunner(strategy, self.model)
         self.replicas = strategy.num_replicas_in_sync

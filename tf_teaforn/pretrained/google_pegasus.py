@@ -50,9 +50,12 @@ class GooglePegasus(Pretrained):
             raise UserError(
                 f"{folder}: copy the SentencePiece model, one .model file, there; found: {names}."
             )
-        self.tokenizer = PegasusTokenizer(
-            {SENTENCEPIECE_FILE: found[0].read_bytes()}, vocabulary_size=vocabulary_size
-        )
+        try:
+            self.tokenizer = PegasusTokenizer(
+                {SENTENCEPIECE_FILE: found[0].read_bytes()}, vocabulary_size=vocabulary_size
+            )
+        except UserError as error:
+            raise UserError(f"{found[0]}: {error}") from None
 
     def _settings(self, part):
         shapes = self._tensors.shapes

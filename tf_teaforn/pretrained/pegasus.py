@@ -62,9 +62,13 @@ class Pegasus(Pretrained):
         shift = SHIFT
         if (folder / "tokenizer_config.json").exists():
             shift = read_settings(folder, "tokenizer_config.json").get("offset", SHIFT)
-        self.tokenizer = PegasusTokenizer(
-            {SENTENCEPIECE_FILE: path.read_bytes()}, shift, settings.get("vocab_size")
-        )
+        size = settings.get("vocab_size")
+        if not isinstance(size, int):
+            raise UserError(f"{origin} has no vocab_size.")
+        try:
+            self.tokenizer = PegasusTokenizer({SENTENCEPIECE_FILE: path.read_bytes()}, shift, size)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)

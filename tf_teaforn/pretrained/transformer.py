@@ -13,20 +13,27 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 def build_transformer(
     vocabulary_size, encoder, decoder, *, dtype, scaled, logits_bias=False, start_id=0
 ):
-    """A `Seq2Seq` of our layers; `encoder` and `decoder` are the settings of each."""
-    return Seq2Seq(
-        TokenEmbedding(
-            vocabulary_size,
-            encoder["hidden_dim"],
-            scaled=scaled,
-            logits_bias=logits_bias,
-            dtype=dtype,
-            name="embedding",
-        ),
-        TransformerEncoder(**encoder, dtype=dtype, name="encoder"),
-        TransformerDecoder(**decoder, dtype=dtype, name="decoder"),
-        start_id=start_id,
-    )
+    """A `Seq2Seq` of our layers; `encoder` and `decoder` are the settings of each.
+
+    Raises:
+        UserError: sizes that do not go together, or values that are none.
+    """
+    try:
+        return Seq2Seq(
+            TokenEmbedding(
+                vocabulary_size,
+                encoder["hidden_dim"],
+                scaled=scaled,
+                logits_bias=logits_bias,
+                dtype=dtype,
+                name="embedding",
+            ),
+            TransformerEncoder(**encoder, dtype=dtype, name="encoder"),
+            TransformerDecoder(**decoder, dtype=dtype, name="decoder"),
+            start_id=start_id,
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The pretrained model's settings cannot be used: {error}") from error
 
 
 def layer_variables(seq2seq):
