@@ -33,20 +33,54 @@ def data():
     return inputs, targets, weights
 
 
+def spoiled_data():
+    """`data` with a loss that is not a number in each batch, on the first replica."""
+    inputs, targets, weights = data()
+    weights[::ROWS, 0] = np.nan
+    return inputs, targets, weights
+
+
+def replica_masks(strategy):
+    """Dropout masks of the replicas in two steps, and the generator's state after them."""
+    import keras
+    import tensorflow as tf
+
+    from tf_teaforn.tf_backend.random import seeds_of_this_replica
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dropout(0.5, seed=3)])
+
+    @tf.function
+    def step():
+        with seeds_of_this_replica(model):
+            return model(tf.ones([64]), training=True)
+
+    masks = [strategy.experimental_local_results(strategy.run(step)) for _ in range(2)]
+    states = strategy.experimental_local_results(model.layers[0].seed_generator.state.value)
+    return np.array(masks), np.array([state.numpy() for state in states])
+
+
 def train_all(output):
     """Trains every case on one device and on two in both ways; writes weights and logs."""
     import keras
     import tensorflow as tf
 
     from tf_teaforn import TeaForN, testing
-    from tf_teaforn.tf_backend.strategy import StepRunner
+    from tf_teaforn.tf_backend.step_runner import StepRunner
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     mirrored = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     assert mirrored.num_replicas_in_sync == 2
     one = tf.distribute.get_strategy()
-    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(ROWS, drop_remainder=True)
+    for name, strategy in (("one", one), ("mirrored", mirrored)):
+        for time in (1, 2):
+            masks, states = replica_masks(strategy)
+            np.savez(f"{output}/masks-{name}-{time}.npz", masks=masks, states=states)
+    dataset, spoiled = (
+        tf.data.Dataset.from_tensor_slices(arrays).batch(ROWS, drop_remainder=True)
+        for arrays in (data(), spoiled_data())
+    )
 
     def run(strategy, way, settings):
         with strategy.scope():
@@ -57,10 +91,18 @@ def train_all(output):
             logs = {name: values[-1] for name, values in history.items()}
             evaluated = model.evaluate(dataset, return_dict=True, verbose=0)
         else:
-            runner = StepRunner(strategy, model)
-            batches = iter(runner.distribute(dataset))
-            for _ in range(STEPS):
-                runner.train(batches)
+            runner = StepRunner(strategy, model, skip_nonfinite=way == "skip")
+            training = dataset.concatenate(spoiled) if way == "skip" else dataset
+            batches = runner.iterator(lambda shard: training.repeat())
+            runner.train(batches, first_step=1)
+            runner.train(batches, first_step=2, steps=STEPS - 1)
+            if way == "skip":
+                assert runner.guard.read() == (0, None, "")
+                runner.train(batches, first_step=STEPS + 1, steps=STEPS)
+                what = "the loss of stage 0, the gradient"
+                assert runner.guard.read() == (STEPS, STEPS + 1, what)
+                assert runner.guard.read() == (STEPS, None, what)
+                assert model.optimizer.iterations.numpy() == STEPS
             logs = runner.read_logs()
             evaluated = runner.test(dataset)
         logs.update({f"test_{name}": value for name, value in evaluated.items()})
@@ -69,6 +111,8 @@ def train_all(output):
     for case, settings in CASES.items():
         runs = {"one": run(one, "fit", settings)}
         runs.update({way: run(mirrored, way, settings) for way in WAYS})
+        if case == "1":
+            runs["skip"] = run(mirrored, "skip", settings)
         for way, (weights, logs) in runs.items():
             np.savez(f"{output}/{case}-{way}.npz", **weights)
             Path(f"{output}/{case}-{way}.json").write_text(json.dumps(logs))
@@ -109,6 +153,32 @@ def test_two_replicas_are_one_device(results, case, way):
     assert logs["tokens"] == data()[2].sum()
     for name, value in expected_logs.items():
         assert logs[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_steps_that_are_not_finite_on_one_replica_change_nothing_on_any(results):
+    expected, _ = read(results, "1", "step_runner")
+    weights, logs = read(results, "1", "skip")
+    for path, value in expected.items():
+        np.testing.assert_array_equal(weights[path], value, err_msg=path)
+    # Nor do they spoil the means.
+    assert logs["tokens"] == data()[2].sum() and np.isfinite(logs["loss"])
+
+
+def test_replicas_draw_masks_of_their_own_that_can_be_drawn_again(results):
+    files = {
+        name: [np.load(results / f"masks-{name}-{time}.npz") for time in (1, 2)]
+        for name in ("one", "mirrored")
+    }
+    one, mirrored = (files[name][0]["masks"] for name in ("one", "mirrored"))
+    assert mirrored.shape == (2, 2, 64)
+    flat = mirrored.reshape(4, 64)
+    assert all(np.any(flat[i] != flat[j]) for i in range(4) for j in range(i))
+    # The first replica draws what one device does.
+    np.testing.assert_array_equal(mirrored[:, 0], one[:, 0])
+    for runs in files.values():
+        np.testing.assert_array_equal(runs[0]["masks"], runs[1]["masks"])
+        for run in runs:
+            np.testing.assert_array_equal(run["states"], [[3, 2]] * len(run["states"]))
 
 
 @pytest.mark.parametrize("case", CASES)

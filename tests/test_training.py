@@ -1,6 +1,7 @@
 """Runs that are continued, and runs that go wrong."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -58,7 +59,11 @@ def test_adafactor_with_stages_of_their_own_continues_exactly(train, tmp_path):
 def test_weights_that_are_not_finite_are_never_saved(train, tmp_path, capsys):
     flags = ("--learning_rate=1e38", "--eval_every=9", "--checkpoint_every=1", "--train_steps=5")
     assert train(tmp_path, *flags) == 2
-    assert "is not a finite number at step" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "Not a finite number at step 2: the loss of stage 0, the loss of stage 1" in error
+    # Its batch is what the order of the data says, in the words of the corpus.
+    assert re.search(r"has the training examples \d+, \d+.* begins: '(I see|you have) the ", error)
+    assert "Good checkpoints: 1." in error
     assert not (tmp_path / "best").exists()
     for step in checkpoint.steps(tmp_path):
         assert all(np.isfinite(value).all() for value in tensors(tmp_path, step).values())

@@ -73,6 +73,7 @@ def save(
     optimizer: Mapping[str, np.ndarray],
     state: Mapping[str, Any],
     keep: int,
+    delete: int | None = None,
 ) -> epath.Path:
     """Writes a checkpoint, then deletes the oldest beyond `keep`, never the one just written.
 
@@ -82,6 +83,7 @@ def save(
         weights, optimizer: arrays of any shape by name; booleans, integers or IEEE floats.
         state: whatever else is needed to go on, as JSON.
         keep: how many checkpoints to leave, at least 1.
+        delete: step of another checkpoint that goes first, if it is there.
 
     Returns:
         The checkpoint's folder.
@@ -99,6 +101,10 @@ def save(
         _clear_leftovers(folder.parent)
         _write_folder(folder, files, {"step": step, "state": dict(state)})
         others = [other for other in steps(model_dir) if other != step]
+        if delete in others:
+            others.remove(delete)
+            others.insert(0, delete)
+            keep = min(keep, len(others))
         for other in others[: max(0, len(others) + 1 - keep)]:
             _remove(_find(folder.parent / str(other)))
     return folder
@@ -224,6 +230,15 @@ def load_training(
             f"({', '.join(map(str, available))}): restore one, or delete all to start again"
         )
     return None
+
+
+def best_step(model_dir: epath.PathLike) -> int | None:
+    """Training step of `<model_dir>/best`; None if there is none that is whole."""
+    folder = _find(epath.Path(model_dir) / "best")
+    try:
+        return _read_record(folder)["step"] if folder else None
+    except DamagedCheckpointError:
+        return None
 
 
 def promote_best(model_dir: epath.PathLike, step: int, metrics: Mapping[str, float]) -> epath.Path:

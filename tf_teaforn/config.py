@@ -130,6 +130,15 @@ class TrainingConfig:
     )
     export_on_best: bool = setting(False, "Export a SavedModel at each new best score.")
     log_every: int = setting(100, "Steps between log lines and TensorBoard points.", bounds=NATURAL)
+    steps_per_execution: int = setting(
+        1, "Steps in one call of the compiled function; none crosses a report.", bounds=NATURAL
+    )
+    on_nonfinite: str = setting(
+        "stop",
+        "After a step whose loss or gradient is not finite: stop, or skip it, leaving weights and "
+        "optimizer as they were.",
+        ("stop", "skip"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

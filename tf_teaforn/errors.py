@@ -1,4 +1,6 @@
-"""The one exception that stands for a mistake a user can mend."""
+"""What goes wrong: exceptions that commands turn into one line and an exit code, bad steps."""
+
+from typing import NamedTuple
 
 
 class UserError(Exception):
@@ -7,3 +9,40 @@ class UserError(Exception):
     The message is one line: what is wrong, where (file, line, flag) and what to do. Command-line
     programs print it and exit with code 2.
     """
+
+
+class StoppedError(Exception):
+    """A run that ended early through no fault of its settings; the same command continues it.
+
+    Command-line programs print the one-line message and exit with `exit_code`.
+    """
+
+    def __init__(self, message, exit_code):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class LostWorkerError(StoppedError):
+    """Another worker of the same run is gone."""
+
+    def __init__(self, message):
+        # EX_TEMPFAIL of sysexits.h: "try again later".
+        super().__init__(message, 75)
+
+
+class OutOfMemoryError(Exception):
+    """The device's memory does not hold what a step needs."""
+
+
+class NonfiniteSteps(NamedTuple):
+    """Steps whose loss or gradient was not finite, as a `StepRunner`'s guard has noticed them.
+
+    Attributes:
+        count: number of them.
+        first: the first of them since they were last asked for, or None.
+        what: what was not finite in it, in words.
+    """
+
+    count: int
+    first: int | None
+    what: str

@@ -1,5 +1,6 @@
 """The training run: data, model, updates, validation, checkpoints, resuming."""
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -21,19 +22,21 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.data.tokenizers import has_tokenizer, save_tokenizer
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import OutOfMemoryError, UserError
 from tf_teaforn.evaluation import evaluate_translator, read_examples
 from tf_teaforn.export import export
 from tf_teaforn.inference import Translator, search_config
+from tf_teaforn.interruption import InterruptedWorkError, Interruption
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
-from tf_teaforn.tf_backend.strategy import ScalarWriter
+from tf_teaforn.tf_backend.summary import ScalarWriter
 
 if keras.backend.backend() == "jax":
-    from tf_teaforn.jax_backend.strategy import StepRunner, peak_memory
+    from tf_teaforn.jax_backend.strategy import StepRunner, Workers, peak_memory
 else:
-    from tf_teaforn.tf_backend.strategy import StepRunner, peak_memory
+    from tf_teaforn.tf_backend.step_runner import StepRunner, Workers
+    from tf_teaforn.tf_backend.strategy import peak_memory
 
 _RECORDS = "metrics.jsonl"
 
@@ -42,6 +45,7 @@ _logger = logging.getLogger(__name__)
 # What may change between a run and its continuation.
 _CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
+_CHANGEABLE += ("steps_per_execution", "on_nonfinite")
 
 
 def build_vocabulary(task, vocabulary_size, path):
@@ -55,7 +59,9 @@ def build_vocabulary(task, vocabulary_size, path):
 
 
 class Run:
-    """One training run in one model directory.
+    """One training run in one model directory, whose lock the caller holds.
+
+    Of several workers, each of which makes the same `Run`, the chief alone writes.
 
     Args:
         config: `RunConfig`.
@@ -73,12 +79,16 @@ class Run:
         self.config = config
         self.task = task
         self.model_dir = epath.Path(model_dir)
+        self.workers = Workers(strategy)
         self._check_settings()
         pretrained = self._pretrained()
-        if pretrained is None:
-            self._prepare_vocabulary(vocabulary)
-        else:
-            save_tokenizer(pretrained.tokenizer, self.model_dir)
+        if self.workers.chief:
+            if pretrained is None:
+                self._prepare_vocabulary(vocabulary)
+            else:
+                self.model_dir.mkdir(parents=True, exist_ok=True)
+                save_tokenizer(pretrained.tokenizer, self.model_dir)
+        self.workers.wait()
         self.tokenizer = model_dirs.read_tokenizer(model_dir)
         keras.utils.set_random_seed(config.training.seed)
         with strategy.scope():
@@ -88,12 +98,27 @@ class Run:
             if config.training.freeze:
                 self.model.freeze(config.training.freeze.split(","))
             self.model.compile(optimizer=build_optimizer(config.training))
-        self.runner = StepRunner(strategy, self.model)
+        skip = config.training.on_nonfinite == "skip"
+        self.runner = StepRunner(strategy, self.model, skip_nonfinite=skip)
         self.replicas = strategy.num_replicas_in_sync
-        model_dirs.write_config(model_dir, config, list(command))
-        self.writer = ScalarWriter(self.model_dir / "tensorboard")
-        self.state = {"best": None, "best_step": None, "without_gain": 0}
+        if self.workers.chief:
+            model_dirs.write_config(model_dir, config, list(command))
+        self.workers.wait()
+        # Whoever was started with other settings sees it here.
+        self._check_settings()
+        self.writer = None
+        self.state = {
+            "best": None,
+            "best_step": None,
+            "best_metrics": {},
+            "without_gain": 0,
+            "validated": True,
+            "skipped_steps": 0,
+            "replicas": self.replicas,
+            "vocabulary": self.tokenizer.fingerprint,
+        }
         self.step = 0
+        self._obsolete = None
 
     def _check_settings(self):
         if not (self.model_dir / model_dirs.CONFIG).exists():
@@ -123,7 +148,6 @@ class Run:
         if folder is None or checkpoint.steps(self.model_dir):
             return None
         pretrained = open_folder(folder)
-        self.model_dir.mkdir(parents=True, exist_ok=True)
         if has_tokenizer(self.model_dir):
             kept = model_dirs.read_tokenizer(self.model_dir)
             if kept.fingerprint != pretrained.tokenizer.fingerprint:
@@ -141,7 +165,8 @@ class Run:
             )
         _logger.info("Starting from %s", model.init_from)
         seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
-        model_dirs.write_architecture(self.model_dir, seq2seq)
+        if self.workers.chief:
+            model_dirs.write_architecture(self.model_dir, seq2seq)
         return seq2seq
 
     def _prepare_vocabulary(self, vocabulary):
@@ -154,13 +179,15 @@ class Run:
                 "it, or take another --model_dir."
             )
         self.model_dir.mkdir(parents=True, exist_ok=True)
+        temporary = self.model_dir / f"{model_dirs.VOCABULARY}.tmp"
         if vocabulary:
             if not epath.Path(vocabulary).exists():
                 raise UserError(f"--vocab={vocabulary}: there is no such file.")
-            epath.Path(vocabulary).copy(path)
+            epath.Path(vocabulary).copy(temporary, overwrite=True)
         else:
             _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
-            build_vocabulary(self.task, self.config.model.vocab_size, path)
+            build_vocabulary(self.task, self.config.model.vocab_size, temporary)
+        temporary.replace(path)
 
     def _cache(self, split, drop_long):
         # Token caches are memory-mapped, so they stay on the local disk.
@@ -177,47 +204,77 @@ class Run:
         )
 
     def restore(self):
-        """Goes on from the newest good checkpoint, if there is one."""
+        """Goes on from the newest good checkpoint, if there is one.
+
+        Raises:
+            UserError: it was trained with another vocabulary.
+        """
         found = checkpoint.load_training(self.model_dir)
         if found is None:
             return
         weights, optimizer, state = found
+        trained_with = state.get("vocabulary", self.tokenizer.fingerprint)
+        if trained_with != self.tokenizer.fingerprint:
+            raise UserError(
+                f"{self.model_dir / model_dirs.VOCABULARY} is not the vocabulary that the "
+                f"checkpoints were trained with: its SHA-256 is {self.tokenizer.fingerprint}, "
+                f"theirs {trained_with}. Restore it, or take another --model_dir."
+            )
         checkpoint.assign(model_dirs.named_weights(self.model), weights)
         checkpoint.assign(self._training_variables(), optimizer)
         self.step = state.pop("step")
-        self.state.update({name: state[name] for name in self.state})
-        self._forget_records_after(self.step)
-        _logger.info("Continuing from step %d", self.step)
+        self._obsolete = self.step if state.pop("interrupted", False) else None
+        if state.get("replicas", self.replicas) != self.replicas:
+            _logger.warning(
+                "So far the run had %d replicas, now it has %d: other examples share a batch.",
+                state["replicas"],
+                self.replicas,
+            )
+        self.state.update({**state, "replicas": self.replicas})
+        self.runner.guard.restore(self.state["skipped_steps"])
+        if self.workers.chief:
+            self._forget_later_records()
+            self._publish_best()
+            _logger.info("Continuing from step %d", self.step)
 
     def _training_variables(self):
         """Optimizer, random generators and running means, by name."""
         optimizer = self.model.optimizer.variables
-        known = {id(variable) for variable in [*self.model.weights, *optimizer]}
+        metrics = self.model.metrics_variables
+        known = {id(variable) for variable in [*self.model.weights, *optimizer, *metrics]}
         others = [variable for variable in self.model.variables if id(variable) not in known]
         # Numbered, because Keras gives Adafactor's moments of different weights the same path.
         return {
             f"{kind}/{i}/{variable.name}": variable
-            for kind, variables in (("optimizer", optimizer), ("state", others))
+            for kind, variables in (("optimizer", optimizer), ("state", others), ("mean", metrics))
             for i, variable in enumerate(variables)
         }
 
-    def save(self):
+    def save(self, interrupted=False):
         """Writes a checkpoint of the current step.
+
+        Args:
+            interrupted: whether it is one that only a signal has caused. It is deleted after the
+                next one, so that what `average:<n>` finds does not depend on signals.
 
         Raises:
             UserError: a weight is not finite; nothing is written.
         """
         weights = _arrays(model_dirs.named_weights(self.model))
+        training = _arrays(self._training_variables())
         for name, value in weights.items():
             self._check_finite(np.isfinite(value).all(), f"weight {name}")
-        checkpoint.save(
-            self.model_dir,
-            self.step,
-            weights,
-            _arrays(self._training_variables()),
-            {**self.state, "settings": self._settings()},
-            keep=self.config.training.keep,
-        )
+        if self.workers.chief:
+            checkpoint.save(
+                self.model_dir,
+                self.step,
+                weights,
+                training,
+                {**self.state, "settings": self._settings(), "interrupted": interrupted},
+                keep=self.config.training.keep + interrupted,
+                delete=self._obsolete,
+            )
+            self._obsolete = self.step if interrupted else None
 
     def _settings(self):
         """Digest of all that makes checkpoints ones of the same run, to be averaged."""
@@ -232,12 +289,23 @@ class Run:
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
     def run(self):
-        """Trains to the last step or until patience runs out; returns the best score."""
-        training = self.config.training
+        """Trains to the last step or until patience runs out; returns the best score.
+
+        Raises:
+            StoppedError: SIGTERM or SIGINT, after the step in progress was saved, or another
+                worker is gone.
+            UserError: see `save` and the flags that the message names.
+        """
+        if not self.workers.chief:
+            # Until it has written what all of them read.
+            self.workers.wait()
         train_cache = self._cache("train", drop_long=not self.task.truncate)
         valid_cache = self._cache("validation", drop_long=False)
+        if self.workers.chief:
+            self.workers.wait()
         examples = read_examples(self.task.source, "validation")
-        model_dirs.write_examples(self.model_dir, *examples)
+        if self.workers.chief:
+            model_dirs.write_examples(self.model_dir, *examples)
         translator = Translator(
             self.model.seq2seq,
             self.tokenizer,
@@ -246,8 +314,13 @@ class Run:
             self.config.data.max_target_length,
         )
         self.restore()
-        if self.step < training.train_steps and not self._out_of_patience():
-            self._train(train_cache, valid_cache, translator, examples)
+        if self.workers.chief:
+            last_step = self.step if self.step else None
+            self.writer = ScalarWriter(self.model_dir / "tensorboard", last_step)
+        self.workers.wait()
+        if self._unfinished():
+            with Interruption() as interruption:
+                self._train(train_cache, valid_cache, translator, examples, interruption)
         else:
             _logger.info("The run is at step %d already: nothing is left to do", self.step)
         return self.state["best"]
@@ -256,119 +329,260 @@ class Run:
         patience = self.config.training.patience
         return patience is not None and self.state["without_gain"] >= patience
 
-    def _train(self, train_cache, valid_cache, translator, examples):
+    def _train(self, train_cache, valid_cache, translator, examples, interruption):
         training = self.config.training
-        dataset = pipeline.training_dataset(
-            train_cache,
-            mode=self.config.data.batching,
-            batch_tokens=self.config.data.batch_tokens,
-            seed=training.seed,
-            start_step=self.step,
-            batch_multiple=self.replicas,
-            start_id=self.model.seq2seq.start_id,
+        batches = self.runner.iterator(
+            lambda shard: pipeline.training_dataset(
+                train_cache,
+                **self._batch_settings(),
+                start_step=self.step,
+                shard=shard,
+                start_id=self.model.seq2seq.start_id,
+            )
         )
-        batches = iter(self.runner.distribute(dataset))
-        start, logged = time.time(), self.step
-        # A bar is for terminals; a log file gets a line now and then.
-        with tqdm(total=training.train_steps, initial=self.step, unit="step", disable=None) as bar:
-            while self.step < training.train_steps:
-                self.runner.train(batches)
-                self.step += 1
-                bar.update()
-                last = self.step == training.train_steps
-                evaluating = self.step % training.eval_every == 0 or last
-                # A window of averages ends where validation takes over the metrics.
-                if self.step % training.log_every == 0 or evaluating:
-                    logs = self._log(bar, time.time() - start, self.step - logged)
-                    start, logged = time.time(), self.step
-                    self._check_finite(math.isfinite(logs["loss"]), "loss")
-                if evaluating or self.step % training.checkpoint_every == 0:
-                    pause = time.time()
-                    if evaluating:
-                        self._validate(valid_cache, translator, examples)
-                    else:
+        window = _Window(self.step, self._tokens_seen())
+        # A bar is for terminals, and the chief's; a log file gets a line now and then.
+        disable = None if self.workers.chief else True
+        with tqdm(
+            total=training.train_steps, initial=self.step, unit="step", disable=disable
+        ) as bar:
+            while self._unfinished():
+                if self.state["validated"]:
+                    self._advance(batches)
+                    bar.update(self.step - bar.n)
+                    # A window of averages ends where validation takes over the metrics.
+                    if self.step % training.log_every == 0 or not self.state["validated"]:
+                        self._check_steps(train_cache)
+                        self._log(bar, window)
+                        window = _Window(self.step)
+                with window.paused():
+                    stopping = self.workers.sum(interruption.requested) > 0
+                    if not (stopping or self.state["validated"]):
+                        with interruption.immediate(not self.workers.several):
+                            stopping = not self._validate(valid_cache, translator, examples)
+                    elif not stopping and self.step % training.checkpoint_every == 0:
+                        self._check_steps(train_cache)
                         self.save()
-                    start += time.time() - pause
-                    if self._out_of_patience():
-                        _write(f"No better score in {training.patience} validations: stopping.")
-                        break
+                    if stopping:
+                        self._check_steps(train_cache)
+                        self.save(interrupted=True)
+                        self.workers.wait()
+                        raise interruption.stopped(self.step)
+        if self._out_of_patience() and self.workers.chief:
+            _write(f"No better score in {training.patience} validations: stopping.")
 
-    def _check_finite(self, finite, name):
+    def _unfinished(self):
+        more = self.step < self.config.training.train_steps and not self._out_of_patience()
+        return more or not self.state["validated"]
+
+    def _advance(self, batches):
+        """One execution: as many steps as were asked for, or up to the next report."""
+        training = self.config.training
+        ends = [training.train_steps]
+        for every in (training.log_every, training.eval_every, training.checkpoint_every):
+            ends.append((self.step // every + 1) * every)
+        steps = min(training.steps_per_execution, min(ends) - self.step)
+        try:
+            self.runner.train(batches, self.step + 1, steps)
+        except OutOfMemoryError as error:
+            tokens = self.config.data.batch_tokens
+            raise UserError(
+                f"--batch_tokens={tokens}: step {self.step + 1} does not fit into the device's "
+                f"memory ({error}). What a step needs beyond the weights grows with it: write "
+                f"--batch_tokens={tokens // 2}, with another --model_dir or before the first "
+                "checkpoint, or use more devices."
+            ) from error
+        self.step += steps
+        last = self.step == training.train_steps
+        self.state["validated"] = not (self.step % training.eval_every == 0 or last)
+
+    def _batch_settings(self):
+        """What the batches depend on besides the data."""
+        return {
+            "mode": self.config.data.batching,
+            "batch_tokens": self.config.data.batch_tokens,
+            "seed": self.config.training.seed,
+            "batch_multiple": self.replicas,
+        }
+
+    def _check_steps(self, train_cache):
+        """Reports steps that were not finite since the last call.
+
+        Raises:
+            UserError: there was one, and the run is to stop.
+        """
+        found = self.runner.guard.read()
+        if found.first is None:
+            return
+        batch = self._describe_batch(train_cache, found.first)
+        if self.config.training.on_nonfinite == "stop":
+            self._check_finite(False, found.what, found.first, batch)
+        _logger.warning(
+            "%d steps skipped so far. Not a finite number at step %d: %s. %s",
+            found.count,
+            found.first,
+            found.what,
+            batch,
+        )
+        self.state["skipped_steps"] = found.count
+
+    def _describe_batch(self, train_cache, step):
+        plan = pipeline.training_plan(train_cache, **self._batch_settings())
+        _, batch = next(plan.steps(step - 1))
+        first = int(batch.indices[0])
+        source = self.tokenizer.detokenize([train_cache.source(first)])[0].numpy().decode()
+        indices = ", ".join(map(str, batch.indices[:8]))
+        more = f" and {len(batch.indices) - 8} more" if len(batch.indices) > 8 else ""
+        return (
+            f"Its batch has the training examples {indices}{more} (from 0, dropped ones not "
+            f"counted); {first} begins: {source[:80]!r}."
+        )
+
+    def _check_finite(self, finite, name, step=None, batch=""):
         if not finite:
             saved = ", ".join(map(str, checkpoint.steps(self.model_dir))) or "none"
             raise UserError(
-                f"The {name} is not a finite number at step {self.step}. Lower --learning_rate or "
-                f"raise --warmup_steps, with another --model_dir. Good checkpoints: {saved}."
+                f"Not a finite number at step {step or self.step}: {name}. {batch} Lower "
+                "--learning_rate or raise --warmup_steps, with another --model_dir; "
+                f"--on_nonfinite=skip leaves out single bad steps. Good checkpoints: {saved}."
             )
 
-    def _log(self, bar, seconds, steps):
+    def _tokens_seen(self):
+        """Target tokens in the running means."""
+        trackers = {metric.name: metric for metric in self.model.metrics}
+        return float(trackers["tokens"].result())
+
+    def _log(self, bar, window):
         logs = self.runner.read_logs()
+        if not self.workers.chief:
+            return
+        steps = self.config.training.train_steps
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        speed = logs["tokens"] / seconds
-        bar.set_postfix(loss=f"{logs['loss']:.3f}", tokens_per_s=f"{speed:.0f}")
+        seconds = window.seconds()
+        speed = (logs["tokens"] - window.tokens) / seconds
+        stages = [f"{logs[f'loss_{stage}']:.3f}" for stage in range(self.model.n)]
+        bar.set_postfix(
+            loss=f"{logs['loss']:.3f}",
+            stages="/".join(stages),
+            tokens_per_s=f"{speed:.0f}",
+            lr=f"{rate:.2e}",
+        )
         if bar.disable:
-            left = (self.config.training.train_steps - self.step) * seconds / steps
+            left = (steps - self.step) * seconds / max(self.step - window.step, 1)
             _logger.info(
-                "step %d/%d: loss %.4f, %.0f target tokens/s, %s left",
+                "step %d/%d: loss %.4f (stages %s), learning rate %.2e, %.0f target tokens/s, "
+                "%s left",
                 self.step,
-                self.config.training.train_steps,
+                steps,
                 logs["loss"],
+                ", ".join(stages),
+                rate,
                 speed,
                 datetime.timedelta(seconds=round(left)),
             )
+        if self.config.training.on_nonfinite == "skip":
+            logs["skipped_steps"] = self.state["skipped_steps"]
         self.writer.write(
             self.step,
             {**logs, "learning_rate": rate, "target_tokens_per_second": speed, **peak_memory()},
         )
         self._record("train", logs)
-        return logs
 
     def _validate(self, valid_cache, translator, examples):
-        logs = self.runner.test(
-            pipeline.evaluation_dataset(
-                valid_cache,
-                batch_tokens=self.config.data.batch_tokens,
-                batch_multiple=self.replicas,
-                start_id=self.model.seq2seq.start_id,
+        """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
+        try:
+            logs = self.runner.test(
+                pipeline.evaluation_dataset(
+                    valid_cache,
+                    batch_tokens=self.config.data.batch_tokens,
+                    batch_multiple=self.replicas,
+                    start_id=self.model.seq2seq.start_id,
+                )
             )
-        )
-        self._check_finite(math.isfinite(logs["loss"]), "validation loss")
-        metrics, _ = evaluate_translator(translator, self.task, *examples)
-        values = {**logs, **metrics.values}
-        self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
-        self._record("validation", values)
-        headline = self.task.headline_metric
-        score = metrics.values[headline]
+            self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
+            metrics = {}
+            if self.workers.chief:
+                metrics = evaluate_translator(translator, self.task, *examples)[0].values
+        except InterruptedWorkError:
+            self.model.reset_metrics()
+            return False
+        # The chief's decision is everybody's.
+        score = self.workers.sum(metrics.get(self.task.headline_metric, 0.0))
         better = self.state["best"] is None or score > self.state["best"]
+        self.state["validated"] = True
+        self.state["without_gain"] = 0 if better else self.state["without_gain"] + 1
         if better:
-            self.state = {"best": score, "best_step": self.step, "without_gain": 0}
-        else:
-            self.state = {**self.state, "without_gain": self.state["without_gain"] + 1}
+            self.state.update(best=score, best_step=self.step, best_metrics=dict(metrics))
+        if self.workers.chief:
+            values = {**logs, **metrics}
+            self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
+            self._record("validation", values)
         self.save()
-        if better:
-            checkpoint.promote_best(self.model_dir, self.step, metrics.values)
-            if self.config.training.export_on_best:
-                export(self.model_dir, self.model_dir / "export", "best")
-        _write(
-            f"step {self.step}: validation loss {logs['loss_0']:.4f}, greedy "
-            + ", ".join(f"{name} {value:.2f}" for name, value in metrics.values.items())
-            + (" (best)" if better else "")
-        )
+        if self.workers.chief:
+            self._publish_best()
+            _write(
+                f"step {self.step}: validation loss {logs['loss_0']:.4f}, greedy "
+                + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
+                + (" (best)" if better else "")
+            )
+        return True
+
+    def _publish_best(self):
+        """Brings `best/` up to date, also after a run that was killed before it could."""
+        step = self.state["best_step"]
+        if checkpoint.best_step(self.model_dir) == step or step not in checkpoint.steps(
+            self.model_dir
+        ):
+            return
+        if self.config.training.export_on_best:
+            export(self.model_dir, self.model_dir / "export", str(step))
+        checkpoint.promote_best(self.model_dir, step, self.state["best_metrics"])
 
     def _record(self, kind, values):
         line = json.dumps({"kind": kind, "step": self.step, **values})
         with (self.model_dir / _RECORDS).open("a") as file:
             file.write(line + "\n")
 
-    def _forget_records_after(self, step):
+    def _forget_later_records(self):
+        """Drops what will be written again."""
         path = self.model_dir / _RECORDS
-        if path.exists():
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text().split("\n"):
             # A line of a killed process may be torn.
-            lines = [line for line in path.read_text().split("\n") if line.endswith("}")]
-            kept = [f"{line}\n" for line in lines if json.loads(line)["step"] <= step]
-            temporary = self.model_dir / f"{_RECORDS}.tmp"
-            temporary.write_text("".join(kept))
-            temporary.replace(path)
+            record = json.loads(line) if line.endswith("}") else {"step": math.inf}
+            again = record["step"] == self.step and not self.state["validated"]
+            if record["step"] <= self.step and not (again and record["kind"] == "validation"):
+                kept.append(f"{line}\n")
+        temporary = self.model_dir / f"{_RECORDS}.tmp"
+        temporary.write_text("".join(kept))
+        temporary.replace(path)
+
+
+class _Window:
+    """Since when the running means are taken, for the speed.
+
+    Args:
+        step: the last step before it.
+        tokens: target tokens that were in the means already.
+    """
+
+    def __init__(self, step, tokens=0.0):
+        self.step = step
+        self.tokens = tokens
+        self._start = time.monotonic()
+
+    def seconds(self):
+        """Time that has passed, pauses left out."""
+        return time.monotonic() - self._start
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Inside, time does not count."""
+        begin = time.monotonic()
+        yield
+        self._start += time.monotonic() - begin
 
 
 def _write(line):

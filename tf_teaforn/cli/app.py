@@ -16,7 +16,7 @@ import tasks  # noqa: F401 (registers them)
 from tf_teaforn import config as settings_module
 from tf_teaforn.cli.stderr import quiet_tensorflow
 from tf_teaforn.data.sources import with_data_dir
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.task import get_task, task_names
 
 _DEFINE = {
@@ -207,7 +207,7 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     """Parses the command line and calls `main(flags)`; ends the process.
 
     Exit codes: 0; 2 with one line on standard error for a mistake of the user; 130 when
-    interrupted.
+    interrupted; those of `StoppedError`, with one line too.
 
     Args:
         define_flags: `define_flags(values)` defines the command's flags.
@@ -230,6 +230,8 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         sys.stdout.flush()
     except flags.IllegalFlagValueError as error:
         _fail(_value_error(values, str(error)))
+    except StoppedError as error:
+        _fail(error, error.exit_code)
     except (UserError, flags.Error) as error:
         _fail(error)
     except BrokenPipeError:
@@ -264,9 +266,9 @@ def _value_error(values, message):
     return f"--{name}={value}: write {kinds[values[name].flag_type()]}."
 
 
-def _fail(message):
+def _fail(message, code=2):
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _help(values):

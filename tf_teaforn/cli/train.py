@@ -5,9 +5,12 @@
     bin/train --task=text --train_files=train.tsv --valid_files=valid.tsv --model_dir=runs/mine
 
 Only --task and --model_dir are needed: each task has defaults of its own for the rest. The same
-command, given again, continues where the run stopped.
+command, given again, continues where the run stopped, also after SIGTERM and Ctrl-C: they end the
+step in progress and save (exit codes 143 and 130). Exit code 75: another worker of the run is
+gone; start all of them again.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -33,7 +36,8 @@ def define_flags(values):
     flags.DEFINE_string(
         "strategy",
         "auto",
-        "Devices: auto, one, mirrored (all local GPUs) or tpu.",
+        "Devices: one, mirrored (all local GPUs), multi_worker (the processes that TF_CONFIG "
+        "lists), tpu, or auto: what there is.",
         flag_values=values,
     )
     flags.DEFINE_string("tpu", "local", "With --strategy=tpu: local or a name.", flag_values=values)
@@ -54,16 +58,22 @@ def train(values):
     task = app.load_task(name, options, app.data_dir(values), values.module_import)
     config = app.run_config(values, task, options)
 
-    from tf_teaforn.training import Run
+    # Several workers have to find each other before TensorFlow does anything else.
+    strategy = make_strategy(values)
+
+    from tf_teaforn.lock import locked
+    from tf_teaforn.training import Run, Workers
 
     if config.model.init_from:
         config = with_pretrained(config, model_dir, values)
     else:
         config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
     check(config, task)
-    strategy = make_strategy(values)
-    run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
-    best = run.run()
+    with locked(model_dir) if Workers(strategy).chief else contextlib.nullcontext():
+        run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
+        best = run.run()
+    if not run.workers.chief:
+        return
     if best is None:
         raise UserError(
             f"--train_steps={config.training.train_steps}: the run is at step {run.step} already "

@@ -3,7 +3,7 @@
 import jax
 import keras
 
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import NonfiniteSteps, OutOfMemoryError, UserError
 
 STRATEGIES = ("auto", "one", "mirrored", "tpu")
 AXES = ("batch", "model")
@@ -134,9 +134,10 @@ class StepRunner:
     Args:
         strategy: the one under whose scope `model` was built and compiled.
         model: a compiled `TeaForN`.
+        skip_nonfinite: whether steps after which a weight is not finite change nothing.
     """
 
-    def __init__(self, strategy, model):
+    def __init__(self, strategy, model, skip_nonfinite=False):
         self.strategy = strategy
         self.model = model
         if not model.optimizer.built:
@@ -145,19 +146,22 @@ class StepRunner:
         self._train_step, self._test_step = (
             compiled_step(step, jax.tree.map(lambda value: value.sharding, _values(variables)))
             for step, variables in (
-                (model.train_step, training_variables(model)),
+                (guarded(model.train_step, skip_nonfinite), training_variables(model)),
                 (model.test_step, testing_variables(model)),
             )
         )
 
-    def distribute(self, dataset):
-        """The batches, split over the devices. Rows must be a multiple of the batch's parts."""
+        self.guard = NonfiniteGuard()
 
-        class Batches:
-            def __iter__(batches):
-                return map(self._put, dataset.as_numpy_iterator())
+    def iterator(self, dataset):
+        """What `train` reads: `dataset((0, 1))`, an endless dataset, split over the devices.
 
-        return Batches()
+        Rows must be a multiple of the batch's parts.
+        """
+        return self._distribute(dataset((0, 1)))
+
+    def _distribute(self, dataset):
+        return map(self._put, dataset.as_numpy_iterator())
 
     def _put(self, batch):
         def put(array):
@@ -166,14 +170,20 @@ class StepRunner:
 
         return jax.tree.map(put, batch)
 
-    def train(self, iterator):
-        """One update from the next batch."""
-        self._run(self._train_step, training_variables(self.model), next(iterator))
+    def train(self, iterator, first_step, steps=1):
+        """`steps` updates from the next batches; `first_step` is the number of the first, from 1.
+
+        Raises:
+            OutOfMemoryError: the step does not fit.
+        """
+        variables = training_variables(self.model)
+        for step in range(first_step, first_step + steps):
+            self.guard.add(step, self._run(self._train_step, variables, next(iterator)))
 
     def test(self, dataset):
         """Runs over a finite dataset; returns the logs over all of it, as floats."""
         self.model.reset_metrics()
-        for batch in self.distribute(dataset):
+        for batch in self._distribute(dataset):
             self._run(self._test_step, testing_variables(self.model), batch)
         return self.read_logs()
 
@@ -184,9 +194,80 @@ class StepRunner:
         return logs
 
     def _run(self, step, variables, batch):
-        _, values = step(_values(variables), batch)
+        try:
+            result, values = step(_values(variables), batch)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemoryError(str(error).partition("\n")[0]) from error
         for variable, value in zip(sum(variables, []), sum(values, []), strict=True):
             variable.assign(value)
+        return result
+
+
+class NonfiniteGuard:
+    """Notes steps after which a weight is not finite."""
+
+    def __init__(self):
+        self._steps = []
+        self._count = 0
+
+    def add(self, step, finite):
+        """Adds a step; `finite` is a scalar on the device, which is not waited for."""
+        self._steps.append((step, finite))
+
+    def read(self):
+        """Returns `NonfiniteSteps`; the next bad step will be a first one again."""
+        bad = [step for step, finite in self._steps if not finite]
+        self._steps = []
+        self._count += len(bad)
+        return NonfiniteSteps(self._count, bad[0] if bad else None, "the loss or a gradient")
+
+    def restore(self, count):
+        """Sets the number of bad steps."""
+        self._count = count
+
+
+class Workers:
+    """The processes of one run: this one.
+
+    Attributes:
+        several: whether there is more than one.
+        chief: whether this is the one that writes the run's files.
+    """
+
+    several = False
+    chief = True
+
+    def __init__(self, strategy):
+        del strategy
+
+    def sum(self, value):
+        """The sum of a float over all workers."""
+        return float(value)
+
+    def wait(self):
+        """Returns once all workers have called it."""
+
+
+def guarded(step, skip):
+    """`step`, a `train_step`, that returns whether all new weights are finite, and the new state.
+
+    Args:
+        skip: whether the state stays as it was where they are not.
+    """
+
+    def run(state, batch):
+        _, new_state = step(state, batch)
+        weights = jax.tree.leaves(new_state[0])
+        finite = jax.numpy.stack([jax.numpy.isfinite(value).all() for value in weights]).all()
+        if skip:
+            new_state = jax.tree.map(
+                lambda new, old: jax.numpy.where(finite, new, old), new_state, state
+            )
+        return finite, new_state
+
+    return run
 
 
 def training_variables(model):
@@ -212,7 +293,7 @@ def compiled_step(step, shardings):
     """`step` compiled; it takes over the memory of its state, which keeps its place on the devices.
 
     Args:
-        step: function of (state, batch) that returns (logs, new state).
+        step: function of (state, batch) that returns (a result, new state).
         shardings: of the state's arrays, in its structure.
     """
     return jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_teaforn.tf_backend.strategy import StepRunner
+from tf_teaforn.tf_backend.step_runner import StepRunner
 
 
 def train_step_hlo(model, batch):

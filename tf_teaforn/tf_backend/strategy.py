@@ -1,25 +1,40 @@
-"""Distribution strategies and the compiled step over them."""
+"""Distribution strategies, by the names that --strategy has."""
+
+import json
+import os
 
 import tensorflow as tf
 
 from tf_teaforn.errors import UserError
 
-STRATEGIES = ("auto", "one", "mirrored", "tpu")
+STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
 def make_strategy(name="auto", tpu="local"):
     """A `tf.distribute.Strategy`.
 
+    "multi_worker" has to come before TensorFlow's first operation in the process.
+
     Args:
-        name: "one" device; "mirrored" over all local accelerators; "tpu"; "auto": TPU where
-            there is one, else mirrored over several GPUs, else one device.
+        name: "one" device; "mirrored" over all local accelerators; "multi_worker", one of the
+            processes that TF_CONFIG lists; "tpu"; "auto": multi_worker where TF_CONFIG lists
+            several, else TPU where there is one, else mirrored over several GPUs, else one device.
         tpu: "local" or the TPU's name.
 
     Raises:
-        UserError: unknown name, or no TPU.
+        UserError: unknown name, no TPU, or no usable TF_CONFIG.
     """
     if name not in STRATEGIES:
         raise UserError(f"--strategy={name}: write one of {', '.join(STRATEGIES)}.")
+    workers = _workers(required=name == "multi_worker")
+    if name == "multi_worker" or (name == "auto" and workers > 1):
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy()
+        except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            raise UserError(
+                f"--strategy=multi_worker: cannot join the other workers ({error}). Check TF_CONFIG"
+                "; every worker needs an address of its own that the others can reach."
+            ) from error
     if name == "tpu" or (name == "auto" and tf.config.list_physical_devices("TPU")):
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
@@ -43,72 +58,23 @@ def peak_memory():
     return {"peak_device_bytes": max(peaks)} if peaks else {}
 
 
-class StepRunner:
-    """Runs a model's `train_step` and `test_step` on all replicas of a strategy.
-
-    This is a loop of its own because Keras' `fit` cannot run under every strategy.
-
-    Args:
-        strategy: the one under whose scope `model` was built and compiled.
-        model: a compiled `TeaForN`.
-    """
-
-    def __init__(self, strategy, model):
-        self.strategy = strategy
-        self.model = model
-        self._steps = {}
-        if not model.optimizer.built:
-            # A traced step cannot create variables.
-            with strategy.scope():
-                model.optimizer.build(model.trainable_variables)
-
-    def distribute(self, dataset):
-        """Splits every batch over the replicas. Rows must be a multiple of their number."""
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return self.strategy.experimental_distribute_dataset(dataset.with_options(options))
-
-    def step(self, name, element_spec):
-        """The compiled `train_step` or `test_step` for batches of that spec."""
-        if name not in self._steps:
-            step = getattr(self.model, name)
-
-            def run(*batch):
-                self.strategy.run(step, args=(batch,))
-
-            # One trace for all shapes.
-            self._steps[name] = tf.function(run, input_signature=element_spec)
-        return self._steps[name]
-
-    def train(self, iterator):
-        """One update from the next batch."""
-        self.step("train_step", iterator.element_spec)(*next(iterator))
-
-    def test(self, dataset):
-        """Runs over a finite dataset; returns the logs over all of it, as floats."""
-        self.model.reset_metrics()
-        dataset = self.distribute(dataset)
-        step = self.step("test_step", dataset.element_spec)
-        for batch in dataset:
-            step(*batch)
-        return self.read_logs()
-
-    def read_logs(self):
-        """Means since the last call, as floats; starts new ones."""
-        logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
-        self.model.reset_metrics()
-        return logs
-
-
-class ScalarWriter:
-    """Scalars for TensorBoard."""
-
-    def __init__(self, directory):
-        self._writer = tf.summary.create_file_writer(str(directory))
-
-    def write(self, step, values):
-        """Adds {name: float} at a step."""
-        with self._writer.as_default(step=step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
-        self._writer.flush()
+def _workers(required):
+    """Number of processes in TF_CONFIG, 0 without one."""
+    text = os.environ.get("TF_CONFIG", "")
+    if not text and not required:
+        return 0
+    try:
+        config = json.loads(text)
+        jobs = {job: list(config["cluster"].get(job, ())) for job in ("chief", "worker")}
+        task = config["task"]
+        jobs[task["type"]][task["index"]]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        if not required:
+            return 0
+        raise UserError(
+            "--strategy=multi_worker needs the environment variable TF_CONFIG, in each process "
+            "with its own index: "
+            '{"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", '
+            '"index": 0}}.'
+        ) from error
+    return sum(map(len, jobs.values()))

@@ -1,0 +1,270 @@
+"""Runs that are killed at random moments end as if nothing had happened.
+
+The runs are those of bin/train. All are children of one process that has imported TensorFlow but
+not used it yet, so that a start takes no more than what comes after the imports.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tf_teaforn import checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS, EVAL_EVERY = 24, 12
+# Name -> flags, and the signals of further interruptions.
+CASES = {
+    "bucket-shared": (("--batching=bucket", "--optimizer=adam"), [signal.SIGTERM]),
+    "bucket-unshared": (
+        ("--batching=bucket", "--noshared", "--optimizer=adafactor"),
+        [signal.SIGINT],
+    ),
+    "pack-unshared": (("--batching=pack", "--noshared", "--optimizer=sgd"), []),
+    "pack-shared": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
+    "fixed-shared": (("--batching=fixed", "--optimizer=sgd", "--log_every=5"), []),
+}
+KILLS = 4
+
+
+class Trainer:
+    """Starts bin/train's main function in children of this process.
+
+    Args:
+        flags: of every run.
+        folder: for what the runs print.
+    """
+
+    def __init__(self, flags, folder):
+        self.flags = flags
+        self.log = folder / "log.txt"
+
+    def start(self, model_dir):
+        child = os.fork()
+        if child:
+            return child
+        code = 1
+        try:
+            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            for number in (1, 2):
+                os.dup2(descriptor, number)
+            sys.argv = ["train", *self.flags, f"--model_dir={model_dir}"]
+            from tf_teaforn.cli import train
+
+            train.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os._exit(code or 0)
+
+    def finish(self, model_dir):
+        code = os.waitstatus_to_exitcode(os.waitpid(self.start(model_dir), 0)[1])
+        assert code == 0, f"exit code {code}:\n{self.log.read_text()[-3000:]}"
+
+
+def wait_for_step(model_dir, step, child):
+    """Waits until the checkpoint of a step is there; False if the run has ended before."""
+    while max(checkpoint.steps(model_dir), default=0) < step:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def latest_step(model_dir):
+    return max(checkpoint.steps(model_dir), default=0)
+
+
+def kill(trainer, model_dir, moments):
+    """Starts a run and kills it: while it starts, or after some steps of its own.
+
+    Returns:
+        Whether it was in the middle of a save; None if it had ended before.
+    """
+    step = min(latest_step(model_dir) + moments.randint(1, 8), STEPS - 1)
+    child = trainer.start(model_dir)
+    if moments.random() < 0.2:
+        time.sleep(moments.uniform(0, 3))
+    elif wait_for_step(model_dir, step, child):
+        time.sleep(moments.uniform(0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        return None
+    return any((model_dir / "checkpoints").glob("*.tmp"))
+
+
+def stop(trainer, model_dir, number):
+    """Sends a run SIGTERM or SIGINT; returns (signal, exit code, seconds that it took)."""
+    step = latest_step(model_dir) + 1
+    child = trainer.start(model_dir)
+    assert wait_for_step(model_dir, step, child)
+    start = time.monotonic()
+    os.kill(child, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return number, code, time.monotonic() - start
+
+
+def run_case(name, folder):
+    """One undisturbed run and one that is interrupted; writes what happened to result.json."""
+    flags, signals = CASES[name]
+    corpus = folder.parent / "corpus"
+    from tests import nano_model
+
+    flags = (
+        "--task=text",
+        *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
+        *nano_model.FLAGS,
+        f"--vocab={corpus / 'vocab.model'}",
+        "--n=3",
+        "--max_source_length=24",
+        "--max_target_length=24",
+        "--batch_tokens=128",
+        "--learning_rate=0.01",
+        "--warmup_steps=4",
+        "--decode_length=8",
+        f"--train_steps={STEPS}",
+        f"--eval_every={EVAL_EVERY}",
+        "--checkpoint_every=1",
+        "--log_every=1",
+        *flags,
+    )
+    trainer = Trainer(flags, folder)
+    trainer.finish(folder / "whole")
+    moments = random.Random(name)
+    stopped = [stop(trainer, folder / "parts", number) for number in signals]
+    kills = [kill(trainer, folder / "parts", moments) for _ in range(KILLS)]
+    trainer.finish(folder / "parts")
+    (folder / "result.json").write_text(json.dumps({"stopped": stopped, "kills": kills}))
+
+
+def run_all(folder):
+    """Runs all cases, two at a time."""
+    # Imported here, once for all children.
+    import tf_teaforn.training  # noqa: F401
+    from tf_teaforn.cli import app, train  # noqa: F401
+
+    app.quiet_tensorflow = lambda: None
+    running = {}
+    for name in CASES:
+        if len(running) == 2:
+            child, status = os.wait()
+            assert status == 0, running[child]
+            del running[child]
+        (folder / name).mkdir()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                run_case(name, folder / name)
+                code = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        running[child] = name
+    while running:
+        child, status = os.wait()
+        assert status == 0, running[child]
+        del running[child]
+
+
+@pytest.fixture(scope="module")
+def results(corpus, tmp_path_factory, call_command):
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "corpus").symlink_to(corpus)
+    if not (corpus / "vocab.model").exists():
+        code = call_command(
+            "build_vocab",
+            "--task=text",
+            *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid")),
+            "--vocab_size=310",
+            f"--output={corpus / 'vocab.model'}",
+        )
+        assert code == 0
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from tests import test_resume as t; t.run_all(t.Path({str(folder)!r}))",
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_DETERMINISTIC_OPS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        check=True,
+    )
+    return folder
+
+
+def tensors(model_dir, step):
+    folder = model_dir / "checkpoints" / str(step)
+    return {
+        f"{name}/{key}": value
+        for name in ("model", "optimizer")
+        for key, value in safetensors.numpy.load_file(folder / f"{name}.safetensors").items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_was_killed_ends_like_one_that_was_not(results, case):
+    whole, parts = (results / case / name for name in ("whole", "parts"))
+    for step in (EVAL_EVERY, STEPS):
+        expected, found = tensors(whole, step), tensors(parts, step)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(value, found[name], err_msg=f"{step} {name}")
+    assert (whole / "metrics.jsonl").read_bytes() == (parts / "metrics.jsonl").read_bytes()
+    for name in ("model.safetensors", "state.json"):
+        assert (whole / "best" / name).read_bytes() == (parts / "best" / name).read_bytes()
+    assert checkpoint.steps(parts) == checkpoint.steps(whole)
+    assert not list(parts.rglob("*.tmp")) and not list(parts.rglob("*.lock"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_runs_were_really_killed(results, case):
+    kills = json.loads((results / case / "result.json").read_text())["kills"]
+    assert len(kills) == KILLS and None not in kills
+
+
+@pytest.mark.slow
+def test_signals_end_a_run_within_seconds_and_with_their_exit_code(results):
+    stopped = [
+        stop
+        for case in CASES
+        for stop in json.loads((results / case / "result.json").read_text())["stopped"]
+    ]
+    assert {number for number, _, _ in stopped} == {signal.SIGTERM, signal.SIGINT}
+    for number, code, seconds in stopped:
+        assert code == 128 + number
+        assert seconds < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_tensorboard_shows_each_point_once(results, case):
+    values = {}
+    for name in ("whole", "parts"):
+        events = EventAccumulator(str(results / case / name / "tensorboard"), {"tensors": 0})
+        events.Reload()
+        values[name] = [point.step for point in events.Tensors("loss")]
+    assert values["whole"] == values["parts"]
+
+
+@pytest.mark.slow
+def test_some_kills_hit_a_save(results):
+    kills = [json.loads((results / c / "result.json").read_text())["kills"] for c in CASES]
+    assert sum(kill for case in kills for kill in case) >= 1

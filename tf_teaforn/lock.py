@@ -1,0 +1,131 @@
+"""One trainer at a time in a model directory."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+
+from etils import epath
+
+from tf_teaforn.errors import UserError
+
+_NAME = "train.lock"
+# Remote lock files are renewed so often, and given up by others after so many seconds without it.
+_RENEWAL, _PATIENCE = 20.0, 60.0
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """Holds `folder`'s lock inside.
+
+    On a local disk the operating system keeps it, and frees it whenever the process ends. A remote
+    file system has no locks: there a file `train.lock` is renewed every 20 seconds, and one that a
+    crash has left behind is taken over after a minute without change. Two processes that start
+    within the same moment can both get it there.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    folder = epath.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (_remote if "://" in os.fspath(folder) else _local)(folder / _NAME):
+        yield
+
+
+def _owner():
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+
+
+def _in_use(path, owner):
+    details = ", ".join(f"{key} {value}" for key, value in owner.items() if key != "token")
+    return UserError(
+        f"--model_dir={path.parent} is in use by another bin/train ({details or 'unknown'}). Wait "
+        "for it, stop it, or take another --model_dir."
+    )
+
+
+def _read(path):
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, TypeError, ValueError):
+        return {}
+
+
+@contextlib.contextmanager
+def _local(path):
+    descriptor = _acquire(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(_owner()).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path):
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise _in_use(path, _read(path)) from None
+        # The file may have been removed by its owner between the two calls.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _remote(path):
+    owner = {**_owner(), "token": uuid.uuid4().hex}
+    _wait_for_remote(path, owner)
+    done = threading.Event()
+
+    def renew():
+        while True:
+            with contextlib.suppress(Exception):
+                path.write_text(json.dumps({**owner, "renewed": time.time()}))
+            if done.wait(_RENEWAL):
+                return
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def _wait_for_remote(path, owner):
+    """Returns when nobody has renewed the lock for a while."""
+    if not path.exists():
+        return
+    before = _read(path)
+    if before.get("host") == owner["host"] and not _alive(before.get("pid")):
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        time.sleep(_PATIENCE / 20)
+        now = _read(path)
+        if now and now != before:
+            now.pop("renewed", None)
+            raise _in_use(path, now)
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True

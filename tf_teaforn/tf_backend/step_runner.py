@@ -1,0 +1,219 @@
+"""The compiled step over a strategy's replicas."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tf_teaforn.errors import LostWorkerError, OutOfMemoryError, UserError
+from tf_teaforn.tf_backend.nonfinite import NonfiniteGuard
+
+
+class StepRunner:
+    """Runs a model's `train_step` and `test_step` on all replicas of a strategy.
+
+    This is a loop of its own because Keras' `fit` cannot run under every strategy.
+
+    Args:
+        strategy: the one under whose scope `model` was built and compiled.
+        model: a compiled `TeaForN`.
+        skip_nonfinite: whether steps with a loss or gradient that is not finite change nothing.
+    """
+
+    def __init__(self, strategy, model, skip_nonfinite=False):
+        self.strategy = strategy
+        self.model = model
+        self.workers = Workers(strategy)
+        self._tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self._steps = {}
+        with strategy.scope():
+            self.guard = NonfiniteGuard(model.n, skip_nonfinite)
+            if not model.optimizer.built:
+                # A traced step cannot create variables.
+                model.optimizer.build(model.trainable_variables)
+        model.guard = self.guard
+
+    def iterator(self, dataset):
+        """What `train` reads.
+
+        Args:
+            dataset: `dataset((index, count))` returns the endless dataset of the batches' rows of
+                the worker `index` of `count`. Rows must be a multiple of the number of replicas.
+        """
+
+        def rows(context):
+            count = context.num_input_pipelines
+            local = context.num_replicas_in_sync // count
+            return _split(dataset((context.input_pipeline_id, count)), 0, local, local)
+
+        return iter(self.strategy.distribute_datasets_from_function(rows))
+
+    def _distribute(self, dataset):
+        """Splits every batch of a finite dataset over the replicas."""
+
+        def rows(context):
+            replicas = context.num_replicas_in_sync
+            local = replicas // context.num_input_pipelines
+            share = _split(dataset, context.input_pipeline_id * local, local, replicas)
+            return share.apply(tf.data.experimental.assert_cardinality(len(dataset) * local))
+
+        return self.strategy.distribute_datasets_from_function(rows)
+
+    def train(self, iterator, first_step, steps=1):
+        """`steps` updates from the next batches, in one call of one compiled function.
+
+        Args:
+            iterator: of `iterator`.
+            first_step: number of the first update, from 1.
+            steps: number of updates.
+
+        Raises:
+            UserError: several steps at once of batches without a static shape on a TPU.
+            LostWorkerError: another worker is gone.
+            OutOfMemoryError: the step does not fit.
+        """
+        with _readable_errors():
+            if self._one_trace(iterator.element_spec):
+                first_step, steps = (tf.constant(n, tf.int64) for n in (first_step, steps))
+                self._train_loop()(iterator, first_step, steps)
+            elif steps == 1:
+                self.guard.begin(first_step)
+                self.step("train_step")(*next(iterator))
+            else:
+                raise UserError(
+                    f"--steps_per_execution={steps}: on a TPU it takes batches of one shape. Add "
+                    "--batching=fixed or --batching=pack, or write --steps_per_execution=1."
+                )
+
+    def _one_trace(self, element_spec):
+        """Whether a trace without static shapes will do; a TPU takes static ones only."""
+        shapes = [
+            spec.shape
+            for part in tf.nest.flatten(element_spec)
+            for spec in getattr(part, "_value_specs", [part])
+        ]
+        return not self._tpu or all(shape.is_fully_defined() for shape in shapes)
+
+    def _train_loop(self):
+        if "loop" not in self._steps:
+            train_step = self._compiled("train_step")
+
+            @tf.function
+            def run(iterator, first_step, steps):
+                for i in tf.range(steps):
+                    self.guard.begin(first_step + i)
+                    self.strategy.run(train_step, args=(next(iterator),))
+
+            self._steps["loop"] = run
+        return self._steps["loop"]
+
+    def step(self, name, element_spec=None):
+        """The compiled `train_step` or `test_step`; without `element_spec` with a trace a shape."""
+        if name not in self._steps:
+            step = self._compiled(name)
+
+            def run(*batch):
+                self.strategy.run(step, args=(batch,))
+
+            self._steps[name] = tf.function(run, input_signature=element_spec)
+        return self._steps[name]
+
+    def _compiled(self, name):
+        # It has no loops or conditions for AutoGraph, whose look at all that it calls takes long.
+        step = tf.autograph.experimental.do_not_convert(getattr(self.model, name))
+        # The strategies over several devices compile by themselves.
+        return tf.function(step, jit_compile=True) if self.model.jit_compile else step
+
+    def test(self, dataset):
+        """Runs over a dataset of known length; returns the logs over all of it, as floats."""
+        self.model.reset_metrics()
+        dataset = self._distribute(dataset)
+        one_trace = self._one_trace(dataset.element_spec)
+        with _readable_errors():
+            step = self.step("test_step", dataset.element_spec if one_trace else None)
+            for batch in dataset:
+                step(*batch)
+            return self.read_logs()
+
+    def read_logs(self):
+        """Means since the last call, as floats; starts new ones."""
+        with _readable_errors():
+            logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
+            self.model.reset_metrics()
+        return logs
+
+
+class Workers:
+    """The processes of one run.
+
+    Args:
+        strategy: theirs.
+
+    Attributes:
+        several: whether there is more than one.
+        chief: whether this is the one that writes the run's files.
+    """
+
+    def __init__(self, strategy):
+        self._strategy = strategy
+        multi = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        self._local = len(strategy.extended.worker_devices) if multi else 1
+        self.several = multi and strategy.num_replicas_in_sync > self._local
+        self.chief = strategy.extended.should_checkpoint
+        self._total = None
+
+    def sum(self, value):
+        """The sum of a float over all workers, which all have to call this; waits for them.
+
+        Raises:
+            LostWorkerError: another worker is gone.
+        """
+        if not self.several:
+            return float(value)
+        if self._total is None:
+
+            @tf.function(input_signature=[tf.TensorSpec([], tf.float64)])
+            def total(value):
+                def reduce(value):
+                    context = tf.distribute.get_replica_context()
+                    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+                sums = self._strategy.run(reduce, args=(value,))
+                return self._strategy.experimental_local_results(sums)[0]
+
+            self._total = total
+        with _readable_errors():
+            return float(self._total(tf.constant(value / self._local, tf.float64)))
+
+    def wait(self):
+        """Returns once all workers have called it."""
+        self.sum(0.0)
+
+
+def _split(dataset, first, local, replicas):
+    """Elements for the replicas `first` to `first + local - 1` in turn, of batches for all."""
+    if replicas == 1:
+        return dataset
+
+    def part(array):
+        rows = array.shape[0] or tf.shape(array)[0]
+        sizes = [array.shape[i] or tf.shape(array)[i] for i in range(1, array.shape.rank)]
+        parts = tf.reshape(array, [replicas, rows // replicas, *sizes])
+        return parts[first : first + local]
+
+    def parts(*batch):
+        return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(part, batch))
+
+    return dataset.flat_map(parts).prefetch(2 * local)
+
+
+@contextlib.contextmanager
+def _readable_errors():
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise OutOfMemoryError(error.message.partition("\n")[0]) from error
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        raise LostWorkerError(
+            "Another worker has stopped or cannot be reached. Its own last lines say why. Start "
+            "the same command on all workers again: they continue from the last checkpoint."
+        ) from error
