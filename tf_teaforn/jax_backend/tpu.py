@@ -12,7 +12,7 @@ from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.jax_backend.strategy import compiled_step, training_variables
+from tf_teaforn.jax_backend.strategy import compiled_step, guarded, training_variables
 
 # GB of memory that a program sees as one device, and chips of the smallest machine: Google Cloud's
 # pages of each version (cloud.google.com/tpu/docs: v2, v3, v4, v5e, v5p, v6e). A chip of v2 and v3
@@ -89,7 +89,8 @@ class Topology:
             return lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         state = jax.tree.map(placed(), training_variables(model))
-        step = compiled_step(model.train_step, jax.tree.map(lambda x: x.sharding, state))
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        step = compiled_step(guarded(model.train_step, skip=False), shardings)
         lowered = step.lower(state, jax.tree.map(placed("batch"), batch))
         return Program(lowered.as_text("hlo"), lambda: lowered.compile().memory_analysis())
 
