@@ -110,13 +110,14 @@ def test_fine_tuning_follows_the_curve(pegasus_folder, expected):
 def test_every_stage_learns_real_text(shared, pegasus_folder):
     pretrained = open_folder(pegasus_folder)
     model = TeaForN(pretrained.build(), n=3, discount=0.5, shared=shared, label_smoothing=0.0)
-    model.compile(keras.optimizers.Adam(3e-3))
-    ids = pretrained.tokenizer.encode(plain_lines(64), 24).numpy()
+    # A few steps are done before a graph of three decoders would be traced.
+    model.compile(keras.optimizers.Adam(1e-2), run_eagerly=True)
+    ids = pretrained.tokenizer.encode(plain_lines(32), 16).numpy()
     inputs, targets = teacher_forced(ids, ids)
-    history = model.fit(inputs, targets, batch_size=16, epochs=8, verbose=0).history
+    history = model.fit(inputs, targets, batch_size=32, epochs=8, verbose=0).history
     for stage in range(3):
         first, *_, last = history[f"loss_{stage}"]
-        assert last < 0.8 * first
+        assert last < 0.6 * first
 
 
 def test_it_keeps_its_architecture_and_dropout(seq2seq, pegasus_folder, changed):

@@ -20,18 +20,20 @@ _KINDS = {cls.kind: cls for cls in (Tokenizer, PegasusTokenizer)}
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: str | os.PathLike) -> None:
-    """Writes the tokenizer's files and, last, `tokenizer.json` into an existing folder."""
-    folder = epath.Path(folder)
-    for name, content in tokenizer.files.items():
-        (folder / name).write_bytes(content)
+    """Writes the tokenizer's files and, last, `tokenizer.json` into an existing folder.
+
+    Each appears as a whole, for those who read meanwhile.
+    """
     description = {
         "kind": tokenizer.kind,
         "files": list(tokenizer.files),
         "settings": dict(tokenizer.settings),
     }
-    aside = folder / f"{DESCRIPTION}.partial"
-    aside.write_text(json.dumps(description, indent=2) + "\n")
-    aside.replace(folder / DESCRIPTION)
+    text = json.dumps(description, indent=2) + "\n"
+    for name, content in {**tokenizer.files, DESCRIPTION: text.encode()}.items():
+        aside = epath.Path(folder) / f"{name}.partial"
+        aside.write_bytes(content)
+        aside.replace(epath.Path(folder) / name)
 
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:
