@@ -23,7 +23,8 @@ def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
     Args:
         train_files, valid_files, test_files: one TSV path, or "source,target"; empty: none, and an
             error when that split is asked for.
-        metric: "bleu" (translation) or "rouge" (summaries; ROUGE-L picks the best checkpoint).
+        metric: "bleu" (translation) or "rouge" (summaries; ROUGE-L picks the best checkpoint, and
+            long examples are cut in training rather than left out).
 
     Raises:
         UserError: unknown metric, or neither one file nor two.
@@ -56,6 +57,7 @@ def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
             "beam_alpha": 0.6,
         },
         from_files=text_task,
+        truncate=metric == "rouge",
     )
 
 

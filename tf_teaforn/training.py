@@ -58,6 +58,13 @@ def build_vocabulary(task, vocabulary_size, path):
     train_sentencepiece(sentences(), vocabulary_size, path, symbols=task.symbols)
 
 
+def missing_symbols(task, tokenizer):
+    """Those of the task's symbols that are not a piece of their own in a vocabulary."""
+    lengths = tokenizer.tokenize(list(task.symbols)).row_lengths().numpy() if task.symbols else []
+    # The mark of a word's beginning may come before.
+    return [symbol for symbol, length in zip(task.symbols, lengths, strict=True) if length > 2]
+
+
 class Run:
     """One training run in one model directory, whose lock the caller holds.
 
@@ -90,6 +97,8 @@ class Run:
                 save_tokenizer(pretrained.tokenizer, self.model_dir)
         self.workers.wait()
         self.tokenizer = model_dirs.read_tokenizer(model_dir)
+        for symbol in missing_symbols(task, self.tokenizer):
+            _logger.warning("The vocabulary has no piece for %s, which this task uses.", symbol)
         keras.utils.set_random_seed(config.training.seed)
         with strategy.scope():
             self.model = TeaForN(

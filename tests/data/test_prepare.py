@@ -1,6 +1,7 @@
 """bin/prepare's pipeline: whole shards or none, the same whoever works."""
 
 import gzip
+import re
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_a_failing_run_leaves_no_shard_and_no_manifest(source, tmp_path, monkeyp
         prepare.prepare(source, str(folder), SHARDS, OPTIONS)
     names = {*files(folder)}
     assert "prepared.json" not in names and not any(name.endswith(".gz") for name in names)
+
+
+def test_a_document_that_is_no_text(source, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"It is here. It was.\nCaf\xe9 one. Two.\n")
+    with pytest.raises(UserError) as error:
+        prepare.prepare(source, str(tmp_path / "out"), 1, OPTIONS)
+    message = r".*/a\.txt:2: byte 4 of the line \(0xe9\) is not UTF-8\. Convert the file, .*\."
+    assert re.fullmatch(message, str(error.value))
 
 
 @pytest.mark.slow

@@ -8,8 +8,11 @@ from tasks.gsg import gsg_task
 from tests.documents import DOCUMENTS
 from tf_teaforn.data.documents import GapSource, PreparedSource
 from tf_teaforn.data.gaps import MASK, GapSettings
+from tf_teaforn.data.tokenizer import Tokenizer, train_sentencepiece
 from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_tokenizer
+from tf_teaforn.task import get_task
+from tf_teaforn.training import missing_symbols
 
 
 def test_settings_of_pegasus():
@@ -54,6 +57,14 @@ def test_options_reach_the_source():
 def test_wrong_options(options, message):
     with pytest.raises(UserError, match=message):
         gsg_task(**options)
+
+
+@pytest.mark.parametrize(("symbols", "missing"), [((), [MASK]), ((MASK,), [])])
+def test_a_vocabulary_without_the_mask_is_found(tmp_path, symbols, missing):
+    train_sentencepiece(DOCUMENTS, 400, tmp_path / "vocab.model", symbols=symbols)
+    tokenizer = Tokenizer.load(tmp_path / "vocab.model")
+    assert missing_symbols(gsg_task("a.txt"), tokenizer) == missing
+    assert missing_symbols(get_task("text"), tokenizer) == []
 
 
 def test_training(tmp_path, call_command):

@@ -24,6 +24,7 @@ def test_files_reach_the_source(tmp_path):
 def test_metric(metric, headline):
     task = text_task("a.tsv", "b.tsv", "c.tsv", metric)
     assert (task.metrics, task.headline_metric) == ((metric,), headline)
+    assert task.truncate == (metric == "rouge")
 
 
 def test_unknown_metric():

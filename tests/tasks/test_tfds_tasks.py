@@ -133,6 +133,8 @@ def test_settings_of_the_paper(name, expected):
     defaults = get_task(name).defaults
     assert {key: defaults[key] for key in expected} == expected
     assert defaults["shared"] is True
+    # PEGASUS reads the beginning of a document that is too long.
+    assert get_task(name).truncate == (not name.startswith("wmt"))
 
 
 def test_metrics():

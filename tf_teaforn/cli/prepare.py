@@ -52,10 +52,10 @@ def prepare(values):
             "themselves."
         ) from None
     options = [f"--runner={values.runner}", "--default_sdk_harness_log_level=WARNING"]
-    options += shlex.split(values.beam_options)
     if values.runner == "DirectRunner":
         workers = len(os.sched_getaffinity(0))
         options += [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]
+    options += shlex.split(values.beam_options)
     written = run(task.source, output_dir, values.shards, options)
     print(f"Wrote {len(written)} files to {output_dir}. Next: bin/train --prepared={output_dir} …")
 

@@ -5,9 +5,11 @@ the files are the same, byte for byte, whatever the runner, the number of worker
 which they work.
 """
 
+import contextlib
 import gzip
 import json
 import logging
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -49,9 +51,9 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     Raises:
         UserError: the folder holds, or was begun with, other documents or settings.
     """
+    splits = {split: source.fingerprint(split) for split in source.splits or ("train",)}
     folder = epath.Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    splits = {split: source.fingerprint(split) for split in source.splits}
     content = {"splits": splits, "shards": shards}
     plan = folder / _PLAN
     if plan.exists() and json.loads(plan.read_text()) != content:
@@ -68,13 +70,29 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         missing = [i for i, name in enumerate(names) if not (folder / name).exists()]
         if missing:
             _logger.info("%s: %d of %d shards to write", split, len(missing), shards)
-            with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+            with (
+                _own_errors(),
+                beam.Pipeline(options=PipelineOptions(list(options))) as pipeline,
+            ):
                 _shards(pipeline, source, split, output_dir, shards, missing)
         written += [names[i] for i in missing]
     aside = folder / f"{PREPARED}{_PARTIAL}"
     aside.write_text(json.dumps(content, indent=2) + "\n")
     aside.replace(folder / PREPARED)
     return written
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Turns what Beam makes of a worker's `UserError` into a `UserError` again."""
+    try:
+        yield
+    except Exception as error:
+        if found := re.search(
+            r"UserError: (.+?)(?: \[while running|\n|$)", f"{type(error).__name__}: {error}"
+        ):
+            raise UserError(found[1]) from error
+        raise
 
 
 def _shards(

@@ -1,0 +1,59 @@
+"""bin/prepare: its refusals, and its pairs through bin/train's task."""
+
+import sys
+
+import pytest
+
+from tasks.gsg import gsg_task
+from tests.documents import DOCUMENTS
+
+
+@pytest.fixture
+def flags(tmp_path):
+    lines = [document.replace("\n", "<n>") + "\n" for document in DOCUMENTS]
+    (tmp_path / "documents.txt").write_text("".join(lines))
+    return (
+        "--task=gsg",
+        f"--train_files={tmp_path}/documents.txt",
+        f"--output_dir={tmp_path}/pairs",
+        "--shards=2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("--task=demo_enfr", "--train_files belongs to --task=gsg or text, not to demo_enfr."),
+        ("--task=text", "--task=text: its pairs are read as they are. Write --task=gsg, with"),
+        ("--shards=0", "--shards=0: write 1 or more."),
+        ("--gap_ratio=1.5", "--gap_ratio=1.5: write a number above 0 and below 1."),
+        ("--output_dir=", "--output_dir is missing. Folder to write pairs to."),
+        ("--train_files=/none/*.txt", "--train_files=/none/*.txt: there is no such file."),
+    ],
+)
+def test_mistakes(flags, changed, message, call_command, capsys, tmp_path):
+    assert call_command("prepare", *flags, changed) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "pairs").exists()
+
+
+def test_beam_is_named_where_it_is_missing(flags, call_command, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tf_teaforn.data.prepare", raising=False)
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert call_command("prepare", *flags) == 2
+    assert "bin/prepare needs Apache Beam: run `pip install '.[beam]'`" in capsys.readouterr().err
+
+
+def test_pairs(flags, call_command, capsys, tmp_path):
+    pytest.importorskip("apache_beam")
+    in_this_process = "--beam_options=--direct_running_mode=in_memory --direct_num_workers=1"
+    assert call_command("prepare", *flags, in_this_process) == 0
+    assert f"Wrote 2 files to {tmp_path}/pairs." in capsys.readouterr().out
+    found, expected = (
+        sorted(task.source.dataset("train").as_numpy_iterator())
+        for task in (
+            gsg_task(prepared=f"{tmp_path}/pairs"),
+            gsg_task(train_files=f"{tmp_path}/documents.txt"),
+        )
+    )
+    assert found == expected and len(found) == len(DOCUMENTS)
