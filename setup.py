@@ -13,6 +13,7 @@ COMMANDS = (
     "average",
     "build_vocab",
     "prepare",
+    "report",
     "sweep",
     "tpu_check",
 )
@@ -42,11 +43,13 @@ setup(
         "importlib_resources>=6",
         "keras>=3.15,<3.16",
         "keras-nlp==0.32.*",
+        "matplotlib>=3.9",
         "num2words==0.5.14",
         "numpy>=1.26",
         "rouge-score>=0.1.2",
         "sacrebleu>=2.4",
         "safetensors>=0.4",
+        "scipy>=1.11",
         # Splits documents into sentences: rules, no model to download.
         "sentencex>=1.0.30,<2",
         "sentencepiece>=0.2",

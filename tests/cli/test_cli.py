@@ -26,7 +26,17 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "evaluate", "decode", "score", "export", "average", "build_vocab", "sweep")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "decode",
+    "score",
+    "export",
+    "average",
+    "build_vocab",
+    "report",
+    "sweep",
+)
 
 
 def run_code(code, stdout=None, **environment):

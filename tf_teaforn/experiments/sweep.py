@@ -231,6 +231,11 @@ class Sweep:
         self.results["experiments"][self.experiment.name] = {
             "scale": self.options.scale,
             "tasks": self.tasks,
+            "files": {
+                name: ",".join(os.path.basename(part) for part in value.split(","))
+                for name, value in self.options.task_options.items()
+                if name in _FILES
+            },
             "model": self.runs[0].settings["model"],
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
@@ -454,7 +459,10 @@ class Sweep:
                     for role in self.experiment.sets
                     for beam_size in self.experiment.beam_sizes
                 ]
-                self._record(other, comparisons=comparisons)
+                known = self.results["runs"][other.name].get("comparisons", [])
+                # Another experiment in the folder may have compared the run elsewhere.
+                kept = [old for old in known if not any(_same_place(old, c) for c in comparisons)]
+                self._record(other, comparisons=kept + comparisons)
 
     def _comparison(self, baseline, other, role, beam_size):
         spec = self.experiment.checkpoints[0]
@@ -499,6 +507,10 @@ class Sweep:
     def _write(self):
         with self._lock:
             results_file.write(self.results_path, self.results)
+
+
+def _same_place(one, other):
+    return all(one[name] == other[name] for name in ("role", "checkpoint_flag", "beam_size"))
 
 
 def differences(found: RunConfig, expected: RunConfig) -> list[str]:

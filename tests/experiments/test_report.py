@@ -1,0 +1,265 @@
+"""Reports of fixed results files: the numbers, where they come from, what is said of few seeds."""
+
+import csv
+import html.parser
+import json
+import re
+
+import pytest
+from matplotlib import image
+
+from tf_teaforn.errors import UserError
+from tf_teaforn.experiments import catalog, paper
+from tf_teaforn.experiments.catalog import Arm, get_experiment
+from tf_teaforn.experiments.report import sections, write_report
+
+SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+
+
+def run(arm, seed, scores, task="demo_ende", stands_for="wmt14_ende", role="test", **more):
+    """{name: run} of a results file; `scores` is {k: BLEU}."""
+    name = f"{task}-transformer_tiny-{arm.name}-seed{seed}"
+    evaluations = [
+        {
+            "metrics": {"bleu": score, "chrf": score + 20, "ter": 50.0},
+            "signature": {"bleu": SIGNATURE, "chrf": "chrf's", "ter": "ter's"},
+            "beam_size": k,
+            "split": "test",
+            "references_sha256": "c0ffee",
+            "warnings": ["looks tokenised"] if k == 4 and seed == 2 else [],
+            "command": f"bin/evaluate --model_dir=runs/{name} --beam_size={k}",
+            "role": role,
+            "checkpoint_flag": "average:5",
+        }
+        for k, score in scores.items()
+    ]
+    comparisons = [
+        {"role": "test", "checkpoint_flag": "average:5", "beam_size": k, "metric": "bleu"}
+        | {"with": "n1", "baseline": 30.0, "system": 30.25, "p_value": p, "signature": "bs"}
+        for k, p in more.get("p_values", {}).items()
+    ]
+    losses = {f"loss_{s}": [[5, 3.0 + s], [10, 2.0 + s]] for s in range(arm.n)}
+    return {
+        name: {
+            "task": task,
+            "stands_for": stands_for,
+            "arm": arm.name,
+            "seed": seed,
+            "status": more.get("status", "done"),
+            "error": more.get("error"),
+            "command": f"bin/train --model_dir=runs/{name}",
+            "version": "0.1.0",
+            "settings": {"model": "transformer_tiny"},
+            "train_steps": 10,
+            "seconds": 12.0,
+            "speed": {"steps_per_second": 6.0 / arm.n, "peak_host_bytes": 1e9 * arm.n},
+            "curves": {"train": losses, "validation": {"loss_0": [[10, 2.5]]}},
+            "evaluations": evaluations,
+            "comparisons": comparisons,
+        }
+    }
+
+
+def results_file(path, name, runs, beam_sizes, seeds=(1, 2)):
+    about = {
+        "scale": "small",
+        "tasks": {"wmt14_ende": "demo_ende"},
+        "model": "transformer_tiny",
+        "seeds": list(seeds),
+        "beam_sizes": list(beam_sizes),
+        "checkpoints": ["average:5"],
+        "command": "bin/sweep --experiment=base",
+    }
+    joined = {key: value for part in runs for key, value in part.items()}
+    content = {"format_version": 1, "experiments": {name: about}, "runs": joined}
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """(folder, section) of two seeds of five, of which one arm has only one."""
+    folder = tmp_path_factory.mktemp("report")
+    teacher, own, shared = get_experiment("base").arms
+    runs = [
+        run(teacher, 1, {1: 30.0, 4: 31.0}),
+        run(teacher, 2, {1: 30.4, 4: 31.0}),
+        run(shared, 1, {1: 30.7, 4: 31.2}, p_values={1: 0.02, 4: 0.0005}),
+        run(shared, 2, {1: 31.3, 4: 31.4}, p_values={1: 0.3}),
+        run(own, 1, {1: 30.5, 4: 31.1}),
+        run(own, 2, {}, status="failed", error="train ended with 1: <b>no memory</b>"),
+    ]
+    path = results_file(folder / "results.json", "base", runs, (1, 4))
+    files = write_report([path], str(folder / "report"))
+    assert all(file.stat().st_size for file in files)
+    (section,) = sections([path])
+    return folder / "report", section
+
+
+def rows_of(text, title):
+    """Cells of the Markdown table under a title."""
+    table = re.search(rf"### {re.escape(title)}[^\n]*\n\n(.*?)\n\n", text, re.DOTALL)[1]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.split("\n")]
+
+
+def test_table_1(report):
+    text = (report[0] / "report.md").read_text()
+    _, _, own, shared = rows_of(text, "Shared and own decoders")
+    # Means 30.2 and 31.0, sample deviations .283 and .424, by the square root of 2.
+    name = "English-German (demo_ende stands for it)"
+    assert shared == [
+        *(name, "Y", "30.20 ± .20* [1] (26.96 ± .04)", "31.00 ± .30* [5] (27.16 ± .02)"),
+        *("31.00 ± .00* [3] (27.96 ± .09)", "31.30 ± .10* [6] (27.90 ± .03)"),
+    ]
+    assert own[2:4] == [shared[2], "30.50† [2] (27.02 ± .06)"]
+
+
+def test_differences(report):
+    text = (report[0] / "report.md").read_text()
+    rows = rows_of(text, "Against teacher forcing: English-German")
+    by_arm = {(row[0].strip(), row[1]): row[2:] for row in rows[2:]}
+    # Pooled variance (.08 + .18) / 2, so the error is sqrt(.13): t(.975, 2) = 4.303 and
+    # t(.8, 2) = 1.061 times that, on either side.
+    assert by_arm["TeaFor2 (λ = .5)", "1"] == [
+        *("+0.80 ± 0.36", "-0.75 to +2.35", "1.93", "0.020 (+0.25), 0.300 (+0.25)"),
+    ]
+    assert by_arm["TeaFor2 (λ = .5)", "4"][-1] == "< .001 (+0.25)"
+    assert by_arm["TeaFor2 (λ = .5, own decoders)", "1"][:3] == ["too few seeds"] * 3
+
+
+def test_cost(report):
+    rows = rows_of((report[0] / "report.md").read_text(), "Cost of N")
+    assert [row[1:4] for row in rows[2:]] == [
+        ["1", "6 (1.00x)", "-"],
+        ["2", "3 (0.50x)", "-"],
+    ]
+    assert rows[3][5:7] == ["1.25 (0.63x)", "8.96 (1.04x)"]
+
+
+def test_every_number_says_where_it_comes_from(report):
+    folder, _ = report
+    text = (folder / "report.md").read_text()
+    name = "demo_ende-transformer_tiny"
+    sources = {row[0]: row for row in rows_of(text + "\n\n", "Where the numbers come from")[2:]}
+    assert sources["5"][1:] == [
+        "`test, average:5, beam 1`",
+        f"`{name}-n2-discount0.5, seeds 1, 2`",
+        f"`bin/evaluate --model_dir=runs/{name}-n2-discount0.5-seed1 --beam_size=1`",
+        f"`{SIGNATURE}`".replace("|", "\\|"),
+        "`c0ffee`",
+    ]
+    used = set(re.findall(r"\[(\d+)\]", text))
+    assert used == set(sources)
+    rows = {
+        (row["arm"], row["beam_size"], row["metric"]): row
+        for row in csv.DictReader((folder / "numbers.csv").open(newline=""))
+    }
+    row = rows["n2-discount0.5", "1", "bleu"]
+    assert float(row["mean"]) == pytest.approx(31.0)
+    assert float(row["standard_error"]) == pytest.approx(0.3)
+    assert (row["seeds"], row["seeds_planned"], row["values"]) == ("2", "5", "30.700000 31.300000")
+    assert (row["paper_mean"], row["signature"]) == ("27.16", SIGNATURE)
+    assert rows["n2-discount0.5-unshared", "1", "bleu"]["standard_error"] == ""
+    assert float(rows["n1", "4", "chrf"]["mean"]) == pytest.approx(51.0)
+
+
+def test_failures_and_warnings_are_said(report):
+    folder, _ = report
+    text = (folder / "report.md").read_text()
+    assert "5 of 6 runs are done; seeds 1, 2 of 5; scale: small" in text
+    assert "n2-discount0.5-unshared-seed2 failed: train ended with 1: <b>no memory</b>" in text
+    assert "beam 4: looks tokenised" in text
+    # Texts of runs are no markup.
+    page = (folder / "report.html").read_text()
+    assert "<b>no memory" not in page and "&lt;b&gt;no memory" in page
+
+
+class Page(html.parser.HTMLParser):
+    """Collects identifiers, links, and tags that are still open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.open, self.sources = set(), set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if "id" in values:
+            self.ids.add(values["id"])
+        self.links |= {values["href"]} if "href" in values else set()
+        self.sources += [values["src"]] if "src" in values else []
+        if tag not in ("meta", "img", "br", "html", "body"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("html", "body"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_in_one_file(report):
+    page = Page((report[0] / "report.html").read_text())
+    assert page.open == []
+    assert page.links == {f"#{name}" for name in page.ids}
+    assert page.sources and all(s.startswith("data:image/svg+xml;base64,") for s in page.sources)
+
+
+def test_figures(report):
+    folder, _ = report
+    pixels = image.imread(folder / "figures" / "base-wmt14_ende-losses.png")
+    assert min(pixels.shape[:2]) > 300 and pixels.std() > 0.05
+    svg = (folder / "figures" / "base-wmt14_ende-losses.svg").read_text()
+    assert svg.startswith("<?xml") and svg.rstrip().endswith("</svg>")
+
+
+def test_discount_is_chosen_on_the_development_set_and_curves_are_drawn(tmp_path):
+    scores = {Arm(2, 0.2): (20.0, 99.0), Arm(2, 0.4): (21.0, 60.0), Arm(): (19.0, 59.0)}
+    runs = []
+    for arm, (dev, test) in scores.items():
+        (name,) = run(arm, 1, {})
+        both = [run(arm, 1, {8: dev}, role="dev"), run(arm, 1, {1: test - 1, 8: test})]
+        both[0][name]["evaluations"] += both[1][name]["evaluations"]
+        runs.append(both[0])
+    path = results_file(tmp_path / "results.json", "big", runs, range(1, 9), seeds=[1])
+    (section,) = sections([path])
+    chosen = section.tables[0]
+    assert chosen.rows[1][1].mean == 60.0 and chosen.rows[1][2] == ".4 (paper .4)"
+    assert chosen.rows[1][1].reported.mean == 29.30 and chosen.rows[2][1] is None
+    figure = section.figures["big-wmt14_ende-teafor2-beams"]
+    ours, theirs = figure.axes
+    assert theirs.get_ylabel() == "the paper's (dashed)"
+    dashed = {tuple(line.get_ydata()) for line in theirs.get_lines()}
+    assert tuple(mean for mean, _ in paper.BIG["wmt14_ende", "test", 2][2].values()) in dashed
+    assert len(dashed) == 6 and {line.get_linestyle() for line in theirs.get_lines()} == {"--"}
+    solid = [line for line in ours.get_lines() if line.get_linestyle() == "-"]
+    assert [59.0, 60.0] in [list(line.get_ydata()) for line in solid]
+    spans = [high - low for low, high in (ours.get_ylim(), theirs.get_ylim())]
+    assert spans[0] == pytest.approx(spans[1])
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        sections([str(tmp_path / "none.json")])
+    (tmp_path / "empty.json").write_text('{"format_version": 1, "experiments": {}, "runs": {}}')
+    with pytest.raises(UserError, match="no experiment in it yet"):
+        sections([str(tmp_path / "empty.json")])
+
+
+def test_the_paper_s_numbers():
+    """Spot checks against the paper's tables."""
+    big = get_experiment("big").reported
+    assert big["wmt14_enfr", "test", "n2-discount0.2", 8, "bleu"] == catalog.Score(42.73, 0.05)
+    assert big["wmt14_ende", "dev", "n3-discount0.4", 8, "bleu"] == catalog.Score(22.40, 0.05)
+    assert big["wmt14_ende", "test", "n1", 6, "bleu"] == catalog.Score(29.30, 0.12)
+    top_k = get_experiment("top_k").reported
+    found = top_k["wmt14_enfr", "test", "n2-discount0.2-top_k4", 1, "bleu"]
+    assert found == catalog.Score(42.23, 0.11)
+    drop = get_experiment("word_drop").reported
+    assert drop["wmt14_ende", "test", "n1-word_drop0.3", 1, "bleu"] == catalog.Score(28.20, 0.08)
+    rouge = get_experiment("summarization").reported
+    assert rouge["gigaword", "test", "n3-discount0.5", 8, "rougeL"].mean == 36.54
+    for name in catalog.experiment_names():
+        experiment = get_experiment(name)
+        names = {arm.name for arm in experiment.arms}
+        assert len(names) == len(experiment.arms)
+        assert {key[2] for key in experiment.reported} <= names
+        assert {key[0] for key in experiment.reported} <= set(experiment.tasks)

@@ -1,0 +1,423 @@
+"""Tables as the paper prints them, from a results file; every number knows where it comes from."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tf_teaforn.experiments import paper
+from tf_teaforn.experiments.catalog import Arm, Experiment, Score, short
+from tf_teaforn.experiments.statistics import difference, mean_and_error
+
+_TITLES = {
+    "wmt14_ende": "English-German",
+    "wmt14_enfr": "English-French",
+    "cnn_dailymail": "CNN/DailyMail",
+    "gigaword": "Gigaword",
+}
+METRIC_NAMES = {
+    "bleu": "BLEU",
+    "bleu_lc": "BLEU, lower case",
+    "chrf": "chrF",
+    "ter": "TER",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
+    "exact_match": "exact match",
+}
+_HEADLINES = ("bleu", "rougeL")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A mean over seeds.
+
+    Attributes:
+        mean, error: over seeds; the error is None for one seed.
+        values: of each seed.
+        planned: how many seeds there should be.
+        runs: their names.
+        commands: how each was scored.
+        signatures: of the metric; one, if all is well.
+        references: SHA-256 of the references; one, if all is well.
+        reported: the paper's.
+        place: (task, arm's name, role, checkpoint, beam width, metric).
+    """
+
+    mean: float
+    error: float | None
+    values: tuple[float, ...]
+    planned: int
+    runs: tuple[str, ...]
+    commands: tuple[str, ...]
+    signatures: tuple[str, ...]
+    references: tuple[str, ...]
+    reported: Score | None
+    place: tuple[str, str, str, str, int, str]
+
+    @property
+    def names(self) -> str:
+        """Of its runs, in short: "demo_enfr-transformer_tiny-n1, seeds 1, 2"."""
+        seeds = [re.search(r"-seed(\d+)$", name)[1] for name in self.runs]
+        return f"{self.runs[0].rpartition('-seed')[0]}, seeds {', '.join(seeds)}"
+
+    @property
+    def mark(self) -> str:
+        """What is wrong with its seeds, in a sign: too few, or only one."""
+        return "†" if len(self.values) == 1 else "*" if len(self.values) < self.planned else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of texts and `Number`s under a header."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+
+class Grid:
+    """What a results file has of an experiment.
+
+    Args:
+        experiment: at the scale that was run.
+        results: contents of the file.
+    """
+
+    def __init__(self, experiment: Experiment, results: Mapping[str, Any]):
+        self.experiment = experiment
+        self.about = results["experiments"][experiment.name]
+        seeds, tasks = set(self.about["seeds"]), self.about["tasks"]
+        self.planned = max(len(seeds), experiment.seeds)
+        self.runs = {
+            name: run
+            for name, run in results["runs"].items()
+            if run["seed"] in seeds
+            and tasks.get(run["stands_for"]) == run["task"]
+            and run["settings"]["model"] == self.about["model"]
+            and run["arm"] in {arm.name for arm in experiment.arms}
+        }
+        self.tasks = tuple(tasks)
+        self.numbers: dict[tuple, Number] = {}
+
+    def of(self, task: str, arm: Arm) -> dict[str, Mapping[str, Any]]:
+        """{name: run} of the seeds of an arm."""
+        return {
+            name: run
+            for name, run in sorted(self.runs.items(), key=lambda item: item[1]["seed"])
+            if run["stands_for"] == task and run["arm"] == arm.name
+        }
+
+    def number(self, task, arm, k, metric=None, role="test", spec=None) -> Number | None:
+        """The mean over seeds, or None where nothing was scored."""
+        spec = spec or self.about["checkpoints"][0]
+        found = {}
+        for name, run in self.of(task, arm).items():
+            for evaluation in run.get("evaluations", []):
+                place = (evaluation["role"], evaluation["checkpoint_flag"], evaluation["beam_size"])
+                if place == (role, spec, k):
+                    found[name] = evaluation
+        metric = metric or self.headline(found.values())
+        found = {name: e for name, e in found.items() if metric in e["metrics"]}
+        if not found:
+            return None
+        place = (task, arm.name, role, spec, k, metric)
+        values = tuple(e["metrics"][metric] for e in found.values())
+        self.numbers[place] = Number(
+            *mean_and_error(values),
+            values=values,
+            planned=self.planned,
+            runs=tuple(found),
+            commands=tuple(e["command"] for e in found.values()),
+            signatures=tuple(dict.fromkeys(e["signature"][metric] for e in found.values())),
+            references=tuple(dict.fromkeys(e["references_sha256"] for e in found.values())),
+            reported=self.reported(task, arm, k, metric, role, spec),
+            place=place,
+        )
+        return self.numbers[place]
+
+    def reported(self, task, arm, k, metric, role="test", spec=None) -> Score | None:
+        """The paper's number; at small scale ROUGE and BLEU stand for each other nowhere."""
+        if spec not in (None, self.about["checkpoints"][0]):
+            return None
+        return self.experiment.reported.get((task, role, arm.name, k, metric))
+
+    @staticmethod
+    def headline(evaluations) -> str | None:
+        """The metric that tables show: BLEU or else ROUGE-L."""
+        for evaluation in evaluations:
+            for name in (*_HEADLINES, *evaluation["metrics"]):
+                if name in evaluation["metrics"]:
+                    return name
+        return None
+
+    def metrics(self) -> list[str]:
+        """All that was computed, in order."""
+        names = {
+            name: None
+            for run in self.runs.values()
+            for evaluation in run.get("evaluations", [])
+            for name in evaluation["metrics"]
+        }
+        return list(names)
+
+    def groups(self) -> dict[str, tuple[Arm, ...]]:
+        """Arms to be shown together: in a grid over N and λ, those of one N with the first."""
+        arms = self.experiment.arms
+        depths = sorted({arm.n for arm in arms if arm.n > 1})
+        if len(arms) <= 6 or len(depths) < 2:
+            return {"": arms}
+        return {f"TeaFor{n}": (arms[0], *(arm for arm in arms if arm.n == n)) for n in depths}
+
+
+def task_title(grid: Grid, task: str) -> str:
+    """The task's language pair or name, and what stood for it."""
+    actual = grid.about["tasks"][task]
+    data = actual
+    if actual == "text":
+        data = grid.about.get("files", {}).get("train_files", actual)
+    if actual == task:
+        return _TITLES.get(task, data)
+    return f"{_TITLES.get(task, task)} ({data} stands for it)"
+
+
+def tables(grid: Grid) -> list[Table]:
+    """All tables of an experiment, in the report's order."""
+    found = []
+    for layout in grid.experiment.layouts:
+        if layout in _LAYOUTS:
+            found += _LAYOUTS[layout](grid)
+    found += [*_other_metrics(grid), *_differences(grid), *cost(grid)]
+    return [table for table in found if table.rows]
+
+
+def _shared(grid: Grid) -> list[Table]:
+    """Table 1."""
+    teacher, own, shared = grid.experiment.arms
+    rows = []
+    for task in grid.tasks:
+        for label, arm in (("N", own), ("Y", shared)):
+            cells = [
+                grid.number(task, each, k)
+                for k in grid.experiment.beam_sizes
+                for each in (teacher, arm)
+            ]
+            rows.append((task_title(grid, task), label, *cells))
+    header = ["", "θ shared"]
+    for k in grid.experiment.beam_sizes:
+        name = "greedy" if k == 1 else f"beam k = {k}"
+        header += [f"Teacher forcing, {name}", f"TeaFor2, {name}"]
+    return [Table("Shared and own decoders", tuple(header), tuple(rows))]
+
+
+def _beams(grid: Grid) -> list[Table]:
+    """The appendix: a row a beam width, a column an arm."""
+    found = []
+    metrics = [name for name in grid.metrics() if name.startswith("rouge")] or [None]
+    for task in grid.tasks:
+        for spec in grid.about["checkpoints"]:
+            for role in grid.experiment.sets:
+                for metric in metrics:
+                    for group, arms in grid.groups().items():
+                        found.append(_beam_table(grid, task, spec, role, metric, group, arms))
+    return found
+
+
+def _beam_table(grid, task, spec, role, metric, group, arms):
+    rows = []
+    for k in grid.experiment.beam_sizes:
+        numbers = [grid.number(task, arm, k, metric, role, spec) for arm in arms]
+        if any(numbers):
+            rows.append((str(k), *numbers))
+    shown = next((n.place[-1] for row in rows for n in row[1:] if n), metric)
+    set_name = grid.experiment.sets[role].partition("=")[2]
+    title = f"{METRIC_NAMES.get(shown, shown)} by beam width: {task_title(grid, task)}, {set_name}"
+    title += f", {group}" if group else ""
+    return Table(f"{title}, {spec}", ("k", *(arm.label for arm in arms)), tuple(rows))
+
+
+def _chosen(grid: Grid) -> list[Table]:
+    """Table 3: λ chosen on the development set, by task and N."""
+    k = max(grid.experiment.beam_sizes)
+    depths = sorted({arm.n for arm in grid.experiment.arms})
+    rows = []
+    for index, n in enumerate(depths):
+        row: list[Any] = ["Teacher forcing" if n == 1 else f"TeaFor{n}"]
+        for task in grid.tasks:
+            best, chosen = None, None
+            for arm in (arm for arm in grid.experiment.arms if arm.n == n):
+                score = grid.number(task, arm, k, role="dev")
+                if score and (best is None or score.mean > best.mean):
+                    best, chosen = score, arm
+            number = grid.number(task, chosen, k) if chosen else None
+            mean, error, discount = paper.CHOSEN[task][index]
+            if number:
+                number = dataclasses.replace(number, reported=Score(mean, error))
+            ours = f"{short(chosen.discount)}" if chosen and n > 1 else "-"
+            theirs = "-" if discount is None else short(discount)
+            row += [number, f"{ours} (paper {theirs})"]
+        rows.append(tuple(row))
+    header = [""]
+    for task in grid.tasks:
+        header += [task_title(grid, task), "λ"]
+    note = "λ is the one with the highest mean on the development set."
+    return [Table(f"λ chosen on the development set, beam {k}", tuple(header), tuple(rows), note)]
+
+
+def _compute(grid: Grid) -> list[Table]:
+    """Table 4: as many steps, 1.5 times as many, and TeaFor2."""
+    teacher, longer, teafor = grid.experiment.arms
+    rows = []
+    for task in grid.tasks:
+        scores = {k: grid.number(task, teacher, k) for k in grid.experiment.beam_sizes}
+        scored = [k for k, number in scores.items() if number and k > 1]
+        best = max(scored, key=lambda k: scores[k].mean, default=None)
+        for index, (label, k) in enumerate((("greedy", 1), (f"beam (best k: {best})", best))):
+            cells = []
+            for column, arm in enumerate((teacher, longer, teafor)):
+                number = grid.number(task, arm, k) if k else None
+                if number and column < 2:
+                    score = Score(*paper.COMPUTE[task][index][column])
+                    number = dataclasses.replace(number, reported=score)
+                cells.append(number)
+            rows.append((task_title(grid, task), label, *cells))
+    header = ("", "", "1x steps", "1.5x steps", "TeaFor2, 1x steps")
+    return [Table("Equal compute", header, tuple(rows))]
+
+
+def _other_metrics(grid: Grid) -> list[Table]:
+    """Every metric at one width, a row an arm."""
+    metrics = [name for name in grid.metrics() if not name.startswith("rouge")]
+    if len(metrics) < 2 or not grid.experiment.beam_sizes:
+        return []
+    widths = grid.experiment.beam_sizes
+    k = 4 if 4 in widths else max(widths)
+    found = []
+    for task in grid.tasks:
+        rows = []
+        for arm in grid.experiment.arms:
+            numbers = [grid.number(task, arm, k, metric) for metric in metrics]
+            if any(numbers):
+                rows.append((arm.label, *numbers))
+        title = f"All metrics, beam {k}: {task_title(grid, task)}"
+        header = ("", *(METRIC_NAMES.get(name, name) for name in metrics))
+        found.append(Table(title, header, tuple(rows), "TER: less is better."))
+    return found
+
+
+def _differences(grid: Grid) -> list[Table]:
+    """Every arm against the first: over seeds, and over sentences."""
+    baseline, *others = grid.experiment.arms
+    found = []
+    for task in grid.tasks:
+        rows = []
+        for arm in others:
+            for k in grid.experiment.beam_sizes:
+                pair = [grid.number(task, each, k) for each in (baseline, arm)]
+                if not all(pair):
+                    continue
+                change = difference(pair[0].values, pair[1].values)
+                cells = ["too few seeds"] * 3
+                if change:
+                    cells = [
+                        f"{change.mean:+.2f} ± {change.error:.2f}",
+                        f"{change.low:+.2f} to {change.high:+.2f}",
+                        f"{change.detectable:.2f}",
+                    ]
+                tests = ", ".join(_p_values(grid, task, arm, k)) or "-"
+                rows.append((arm.label, str(k), *cells, tests))
+        found.append(
+            Table(
+                f"Against {baseline.label.lower()}: {task_title(grid, task)}",
+                (
+                    "",
+                    "k",
+                    "difference ± SE over seeds",
+                    "95% interval",
+                    "smallest effect shown",
+                    "p by seed",
+                ),
+                tuple(rows),
+                "Interval: Student's t, pooled variance. Smallest effect shown: the true "
+                "difference that as many seeds with this spread would have found at the 5% level "
+                "four times in five. p: paired bootstrap over sentences (1,000 resamples) "
+                "between the runs of each seed; it knows nothing of other seeds.",
+            )
+        )
+    return found
+
+
+def _p_values(grid, task, arm, k):
+    for run in grid.of(task, arm).values():
+        for found in run.get("comparisons", []):
+            if (found["role"], found["beam_size"]) == ("test", k):
+                change = found["system"] - found["baseline"]
+                p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< .001"
+                yield f"{p} ({change:+.2f})"
+
+
+def cost(grid: Grid) -> list[Table]:
+    """Table 6: steps a second and memory by N, of shared decoders that read hidden states."""
+    rows: list[tuple] = []
+    for task in grid.tasks:
+        first: dict[str, float] = {}
+        for arm in grid.experiment.arms:
+            plain = arm.shared and not arm.top_k and not arm.word_drop and arm.steps == 1
+            runs = [run for run in grid.of(task, arm).values() if run.get("speed")]
+            if not (plain and runs) or any(row[:2] == (task, str(arm.n)) for row in rows):
+                continue
+            values = {}
+            for name in ("steps_per_second", "peak_device_bytes", "peak_host_bytes"):
+                measured = [run["speed"][name] for run in runs if name in run["speed"]]
+                if measured:
+                    values[name] = mean_and_error(measured)[0]
+                    first.setdefault(name, values[name])
+            steps, memory = paper.COST.get(arm.n, (None, None))
+            cells = [_ratio(values, first, name, scale) for name, scale in _COST]
+            reported = (
+                f"{steps:g} ({steps / paper.COST[1][0]:.2f}x)" if steps else "-",
+                f"{memory:g} ({memory / paper.COST[1][1]:.2f}x)" if memory else "-",
+            )
+            rows.append((task, str(arm.n), *cells, *reported, str(len(runs))))
+    rows = [(task_title(grid, task), *rest) for task, *rest in rows]
+    header = (
+        "",
+        "N",
+        "steps/s",
+        "device GB",
+        "host GB",
+        "paper: steps/s",
+        "paper: device GB",
+        "runs",
+    )
+    note = (
+        "Median over log windows, mean over runs; validation and checkpoints not counted. The "
+        "paper's are PEGASUS large on TPUs. Runs that shared a machine slow each other down."
+    )
+    return [Table("Cost of N", header, tuple(rows), note)]
+
+
+_COST = (("steps_per_second", 1.0), ("peak_device_bytes", 1e-9), ("peak_host_bytes", 1e-9))
+
+
+def _ratio(values, first, name, scale):
+    if name not in values:
+        return "-"
+    return f"{values[name] * scale:.3g} ({values[name] / first[name]:.2f}x)"
+
+
+_LAYOUTS = {"shared": _shared, "beams": _beams, "chosen": _chosen, "compute": _compute}
+
+
+def numbers_of(found: Sequence[Table]) -> list[Number]:
+    """Every number of the tables once, in order."""
+    listed = {
+        (cell.place, cell.reported): cell
+        for table in found
+        for row in table.rows
+        for cell in row
+        if isinstance(cell, Number)
+    }
+    return list(listed.values())
