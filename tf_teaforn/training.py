@@ -21,7 +21,7 @@ from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import RunConfig
 from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
-from tf_teaforn.data.tokenizers import has_tokenizer, save_tokenizer
+from tf_teaforn.data.tokenizers import DESCRIPTION, has_tokenizer, save_tokenizer
 from tf_teaforn.errors import OutOfMemoryError, UserError
 from tf_teaforn.evaluation import evaluate_translator, read_examples
 from tf_teaforn.export import export
@@ -154,6 +154,11 @@ class Run:
     def _pretrained(self):
         """What a run that has no checkpoint yet starts from, or None."""
         folder = self.config.model.init_from
+        if folder is None and (self.model_dir / DESCRIPTION).exists():
+            raise UserError(
+                f"--model_dir={self.model_dir} is that of a run with --init_from: give it again, "
+                "or take another --model_dir."
+            )
         if folder is None or checkpoint.steps(self.model_dir):
             return None
         pretrained = open_folder(folder)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_teaforn
 from tf_teaforn import checkpoint
+from tf_teaforn.data.tokenizers import save_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.pretrained.importers import open_folder
@@ -123,6 +124,15 @@ def test_flags_that_contradict(
     (line,) = capsys.readouterr().err.splitlines()
     assert message.format(pegasus_folder) in line
     assert not model_dir.exists()
+
+
+def test_a_run_that_had_begun_from_a_model_goes_on_so(
+    flags, small_model, pegasus_folder, call_command, tmp_path, capsys
+):
+    """Killed before its settings were written, so that only the vocabulary tells."""
+    save_tokenizer(open_folder(pegasus_folder).tokenizer, tmp_path)
+    assert call_command("train", *flags, *small_model, f"--model_dir={tmp_path}") == 2
+    assert "is that of a run with --init_from" in capsys.readouterr().err
 
 
 def test_folders_without_a_model(tmp_path):
