@@ -7,11 +7,61 @@ import keras
 from keras import ops
 
 # Finite, so that a row of padding gives a uniform distribution and not NaN.
-_MASKED = -1e9
+MASKED = -1e9
+
+
+def _masked(scores, mask):
+    if keras.backend.standardize_dtype(mask.dtype) == "bool":
+        return ops.where(mask, scores, MASKED)
+    return scores + mask
+
+
+class AttentionOverKeys:
+    """What attention does with queries, keys and values that are there already; a mixin.
+
+    Attributes:
+        dropout: function of (weights, training).
+    """
+
+    def attend(self, queries, keys, values, mask, training=None):
+        """Attention over given keys and values.
+
+        Args:
+            queries: [..., T, C]; keys, values: [..., S, C].
+            mask: broadcastable to [..., T, S]; bool, True where attention is allowed, or float32,
+                added to the scores.
+
+        Returns:
+            [..., T, C].
+        """
+        scores = ops.cast(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), "float32")
+        weights = ops.softmax(_masked(scores, mask))
+        weights = self.dropout(ops.cast(weights, values.dtype), training=training)
+        return ops.matmul(weights, values)
+
+    def attend_segments(self, queries, keys, values, mask):
+        """`attend`, with keys and values in pieces along S; no dropout.
+
+        Args:
+            keys, values: sequences of [..., S_i, C].
+        """
+        if len(keys) == 1:
+            return self.attend(queries, keys[0], values[0], mask)
+        scores = ops.concatenate(
+            [ops.matmul(queries, ops.swapaxes(k, -1, -2)) for k in keys], axis=-1
+        )
+        weights = ops.softmax(_masked(ops.cast(scores, "float32"), mask))
+        weights = ops.cast(weights, values[0].dtype)
+        start, heads = 0, []
+        for segment in values:
+            end = start + ops.shape(segment)[-2]
+            heads.append(ops.matmul(weights[..., start:end], segment))
+            start = end
+        return sum(heads[1:], heads[0])
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(AttentionOverKeys, keras.layers.Layer):
     """softmax(Q K' / sqrt(C)) V (Vaswani et al. 2017, section 3.2); float32 softmax.
 
     Args:
@@ -53,41 +103,6 @@ class MultiHeadAttention(keras.layers.Layer):
     def queries(self, x_BxTxD):
         """Returns [B, H, T, C], already divided by sqrt(C)."""
         return self._split(self.query(x_BxTxD)) * self.head_dim**-0.5
-
-    def attend(self, queries, keys, values, mask, training=None):
-        """Attention over given keys and values.
-
-        Args:
-            queries: [..., T, C]; keys, values: [..., S, C].
-            mask: bool, broadcastable to [..., T, S], True where attention is allowed.
-
-        Returns:
-            [..., T, C].
-        """
-        scores = ops.cast(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), "float32")
-        weights = ops.softmax(ops.where(mask, scores, _MASKED))
-        weights = self.dropout(ops.cast(weights, values.dtype), training=training)
-        return ops.matmul(weights, values)
-
-    def attend_segments(self, queries, keys, values, mask):
-        """`attend`, with keys and values in pieces along S; no dropout.
-
-        Args:
-            keys, values: sequences of [..., S_i, C].
-        """
-        if len(keys) == 1:
-            return self.attend(queries, keys[0], values[0], mask)
-        scores = ops.concatenate(
-            [ops.matmul(queries, ops.swapaxes(k, -1, -2)) for k in keys], axis=-1
-        )
-        weights = ops.softmax(ops.where(mask, ops.cast(scores, "float32"), _MASKED))
-        weights = ops.cast(weights, values[0].dtype)
-        start, heads = 0, []
-        for segment in values:
-            end = start + ops.shape(segment)[-2]
-            heads.append(ops.matmul(weights[..., start:end], segment))
-            start = end
-        return sum(heads[1:], heads[0])
 
     def merge(self, heads_BxHxTxC):
         """[B, H, T, C] -> [B, T, D], through the output projection."""

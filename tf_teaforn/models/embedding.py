@@ -36,13 +36,24 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         scaled: whether input embeddings are multiplied by sqrt(D).
         logits_bias: whether a constant is added to the logits of each token, as Marian and BART
             have it (`final_logits_bias`). It is not trained.
+        zero_row: False: row 0 is a vector as the others are, which imported models need whose
+            padding is not zero.
     """
 
-    def __init__(self, vocabulary_size, hidden_dim, scaled=True, logits_bias=False, **kwargs):
+    def __init__(
+        self,
+        vocabulary_size,
+        hidden_dim,
+        scaled=True,
+        logits_bias=False,
+        zero_row=True,
+        **kwargs,
+    ):
         kwargs.setdefault("embeddings_initializer", ZeroRowNormal(stddev=hidden_dim**-0.5))
         super().__init__(vocabulary_size, hidden_dim, **kwargs)
         self.scaled = scaled
         self.logits_bias = logits_bias
+        self.zero_row = zero_row
 
     def build(self, inputs_shape=None):
         super().build(inputs_shape)
@@ -60,9 +71,14 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         return self.output_dim**0.5 if self.scaled else 1.0
 
     def table(self, dtype=None):
-        """[V, D] in `dtype`, by default the compute dtype."""
+        """Softmax weights, [V, D] in `dtype`, by default the compute dtype."""
         table = ops.convert_to_tensor(self.embeddings)
-        return ops.cast(_freeze_row_zero(table), dtype or self.compute_dtype)
+        table = _freeze_row_zero(table) if self.zero_row else table
+        return ops.cast(table, dtype or self.compute_dtype)
+
+    def input_table(self):
+        """Input embeddings before scaling, [V, D] in the compute dtype."""
+        return self.table()
 
     def bias(self):
         """float32 [V], added to the logits, or None."""
@@ -72,7 +88,8 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         """int32 [...] -> [..., D], scaled."""
         token_ids = ops.cast(token_ids, "int32")
         vectors = ops.take(ops.convert_to_tensor(self.embeddings), token_ids, axis=0)
-        vectors = vectors * ops.cast(token_ids != 0, vectors.dtype)[..., None]
+        if self.zero_row:
+            vectors = vectors * ops.cast(token_ids != 0, vectors.dtype)[..., None]
         return ops.cast(vectors, self.compute_dtype) * self.scale
 
     def expectation(self, logits, k):
@@ -86,7 +103,7 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             [..., D], scaled like an input embedding.
         """
         vocabulary_size, width = self.input_dim, self.output_dim
-        table = self.table()
+        table = self.input_table()
         if k == vocabulary_size:
             probabilities = ops.cast(ops.softmax(logits), table.dtype)
             return ops.matmul(probabilities, table) * self.scale
@@ -131,5 +148,6 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             "hidden_dim": config.pop("output_dim"),
             "scaled": self.scaled,
             "logits_bias": self.logits_bias,
+            "zero_row": self.zero_row,
             **config,
         }

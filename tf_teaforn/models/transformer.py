@@ -264,6 +264,16 @@ class TransformerDecoder(_Stack, Decoder):
         prepared["cross_mask"] = cross_mask
         return prepared
 
+    def _self_mask(self, mask, queries, keys, first_query=0, copies=1):
+        """What self-attention takes for `mask`: a place for a bias that depends on distances.
+
+        Args:
+            mask: bool, True where attention is allowed.
+            queries, keys: numbers of positions; the first query's is `first_query`.
+            copies: how many keys a position has.
+        """
+        return mask
+
     def _run(self, x, prepared, self_attentions, cross_attend, training):
         for block, memory, self_attend in zip(
             self.blocks, prepared["memory"], self_attentions, strict=True
@@ -282,10 +292,12 @@ class TransformerDecoder(_Stack, Decoder):
         return self._leave(x)
 
     def call(self, x_BxTxD, prepared, start_position=0, training=None):
-        steps = ops.arange(ops.shape(x_BxTxD)[1])
+        length = ops.shape(x_BxTxD)[1]
+        steps = ops.arange(length)
         self_mask = (steps[:, None] >= steps[None, :])[None, None]
         if "self_mask" in prepared:
             self_mask = ops.logical_and(self_mask, prepared["self_mask"])
+        self_mask = self._self_mask(self_mask, length, length)
         positions = prepared.get("positions", steps) + start_position
 
         def self_attend(attention):
@@ -352,6 +364,7 @@ class TransformerDecoder(_Stack, Decoder):
         slots = ops.where(places == position, own[:, None], slots)
         visible = ops.logical_and(slots[..., None] == own, (places <= position)[:, None])
         visible = ops.reshape(visible, (-1, 1, width, length * width))
+        visible = self._self_mask(visible, 1, length, position, copies=width)
         newest = []
 
         def self_attend(attention, cache, full):
