@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
@@ -155,9 +156,24 @@ class _SharedModel(sentencepiece_tokenizer._SentencepieceModelResource):
         return operators.sentencepiece_op(model=self._model, shared_name=self._shared_name)
 
 
-def sentencepiece_operations(model_bytes: bytes) -> tensorflow_text.SentencepieceTokenizer:
+def ids_with_special_first(vocabulary_size: int, pad: int, eos: int) -> np.ndarray:
+    """For a foreign vocabulary, which of its ids each of ours is: padding, EOS, then the others.
+
+    Args:
+      pad, eos: foreign ids.
+
+    Returns:
+      int [V].
+    """
+    others = [i for i in range(vocabulary_size) if i not in (pad, eos)]
+    return np.array([pad, eos, *others])
+
+
+def sentencepiece_operations(
+    model_bytes: bytes, out_type=tf.int32
+) -> tensorflow_text.SentencepieceTokenizer:
     """tensorflow_text's tokenizer of a `.model` file, to be used in any graph and exported."""
-    operations = tensorflow_text.SentencepieceTokenizer(model_bytes)
+    operations = tensorflow_text.SentencepieceTokenizer(model_bytes, out_type=out_type)
     name = hashlib.sha256(model_bytes).hexdigest()
     operations._model_resource = _SharedModel(model_bytes, name)
     return operations

@@ -10,13 +10,19 @@ import os
 
 from etils import epath
 
+from tf_teaforn.data.byte_pair_tokenizer import BytePairTokenizer
+from tf_teaforn.data.marian_tokenizer import MarianTokenizer
 from tf_teaforn.data.pegasus_tokenizer import PegasusTokenizer
+from tf_teaforn.data.t5_tokenizer import T5Tokenizer
 from tf_teaforn.data.tokenizer import VOCABULARY_FILE, SubwordTokenizer, Tokenizer
 from tf_teaforn.errors import UserError
 
 DESCRIPTION = "tokenizer.json"
 
-_KINDS = {cls.kind: cls for cls in (Tokenizer, PegasusTokenizer)}
+_KINDS = {
+    cls.kind: cls
+    for cls in (Tokenizer, PegasusTokenizer, BytePairTokenizer, T5Tokenizer, MarianTokenizer)
+}
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: str | os.PathLike) -> None:
