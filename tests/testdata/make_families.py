@@ -1,6 +1,7 @@
-"""Makes the models of BART, T5 and Marian in this folder, and what Hugging Face computes with them.
+"""Makes the models of BART, T5 and Marian here, and what Hugging Face computes with them.
 
-    python -m venv peers && peers/bin/pip install torch==2.13.0 transformers==5.24.0 sentencepiece protobuf
+    python -m venv peers
+    peers/bin/pip install torch==2.13.0 transformers==5.24.0 sentencepiece protobuf
     peers/bin/python tests/testdata/make_families.py bart t5 t5_v1_1 marian
 
 Each folder holds what `save_pretrained` wrote, `spiece.model` compressed, and `expected.npz`:
@@ -13,7 +14,8 @@ Each folder holds what `save_pretrained` wrote, `spiece.model` compressed, and `
     curve                       float32 [20], losses of as many steps of Adam that learn to copy
     line_ids, line_lengths      ids of `lines.text_lines`, end of sentence included
 
-and `lines.json.gz`, what those ids are decoded to. t5_v1_1 has the tokenizer of t5. The models are trained for some seconds on reversing lists, so that they end their outputs.
+and `lines.json.gz`, what those ids are decoded to. t5_v1_1 has the tokenizer of t5. The models are
+trained for some seconds on reversing lists, so that they end their outputs.
 """
 
 import gzip

@@ -131,7 +131,9 @@ class BytePairTokenizer(SubwordTokenizer):
 
         def pairs(ids):
             left, right = ids[:, :-1], ids[:, 1:]
-            key = tf.where(right < 0, tf.constant(-1, tf.int64), left * self.vocabulary_size + right)
+            key = tf.where(
+                right < 0, tf.constant(-1, tf.int64), left * self.vocabulary_size + right
+            )
             flat = tf.reshape(key, [-1])
             entries = tf.searchsorted(keys[:-1], flat)
             entries = tf.where(tf.gather(keys, entries) == flat, entries, none)

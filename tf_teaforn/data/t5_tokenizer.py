@@ -9,6 +9,7 @@ from tf_teaforn.data.tokenizer import (
     PAD_ID,
     UNK_ID,
     SubwordTokenizer,
+    join_pieces,
     load_sentencepiece,
     sentencepiece_operations,
 )
@@ -49,6 +50,7 @@ class T5Tokenizer(SubwordTokenizer):
                 f"{vocabulary_size} tokens: they do not belong together."
             )
         super().__init__(files, {"vocabulary_size": vocabulary_size}, vocabulary_size)
+        self._unknown_text = processor.decode([UNK_ID])
         self._sentencepiece = sentencepiece_operations(model_bytes)
 
     def tokenize(self, strings) -> tf.RaggedTensor:
@@ -56,4 +58,5 @@ class T5Tokenizer(SubwordTokenizer):
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
         has_text = (rows > UNK_ID) & (rows < self._end)
-        return self._sentencepiece.detokenize(tf.ragged.boolean_mask(rows, has_text))
+        rows = tf.ragged.boolean_mask(rows, has_text)
+        return join_pieces(self._sentencepiece, rows, self._unknown_text)

@@ -197,6 +197,22 @@ def load_sentencepiece(model_bytes: bytes) -> sentencepiece.SentencePieceProcess
     return processor
 
 
+def join_pieces(operations, rows: tf.RaggedTensor, unknown_text: str) -> tf.Tensor:
+    """int32 [B, (T)] to strings [B], as the sentencepiece library has them.
+
+    Args:
+      operations: of `sentencepiece_operations`; its unknown symbol has id 2.
+      unknown_text: what it writes for the unknown symbol.
+    """
+    # The SentencePiece inside tensorflow_text drops all leading spaces of a text where one is the
+    # mark of a word's beginning. A piece in front keeps them; it is taken off again.
+    guard = tf.fill([rows.nrows(), 1], UNK_ID)
+    texts = operations.detokenize(tf.concat([guard, rows], axis=1))
+    return tf.strings.regex_replace(
+        texts, "^" + re.escape(unknown_text) + " ?", "", replace_global=False
+    )
+
+
 class SubwordTokenizer(tf.Module):
     """Text to ids and back as TensorFlow operations, for tf.data and SavedModels alike.
 
@@ -310,11 +326,5 @@ class Tokenizer(SubwordTokenizer):
         return self._sentencepiece.tokenize(tf.strings.regex_replace(strings, "\n", NEWLINE_PIECE))
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
-        # The SentencePiece inside tensorflow_text drops all leading spaces of a text where one is
-        # the mark of a word's beginning. A piece in front keeps them; it is taken off again.
-        guard = tf.fill([rows.nrows(), 1], UNK_ID)
-        texts = self._sentencepiece.detokenize(tf.concat([guard, rows], axis=1))
-        texts = tf.strings.regex_replace(
-            texts, "^" + re.escape(self._unknown_text) + " ?", "", replace_global=False
-        )
+        texts = join_pieces(self._sentencepiece, rows, self._unknown_text)
         return tf.strings.regex_replace(texts, NEWLINE_PIECE, "\n")

@@ -20,6 +20,7 @@ from keras_hub.src.models.t5.t5_transformer_layer import T5TransformerLayer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.attention import MASKED, AttentionOverKeys
 from tf_teaforn.models.embedding import TokenEmbedding
+from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import TransformerDecoder
 
 
@@ -186,6 +187,23 @@ class _Bart(_HubStack):
         positions = ops.minimum(positions, self.max_positions - 1)
         x = x + ops.cast(ops.take(table, positions, axis=0), x.dtype)
         return self.embedding_dropout(self.embedding_norm(x), training=training)
+
+    def pieces(self):
+        """(number of layer, sublayer, piece, Keras layer) of all layers.
+
+        `sublayer` is "self_attention", "cross_attention" or "feed_forward"; `piece` is "norm", or
+        one of "query", "key", "value", "output", "inner", "outer".
+        """
+        for number, layer in enumerate(self.hub_layers):
+            for sublayer in ("self_attention", "cross_attention"):
+                attention = getattr(layer, f"_{sublayer}_layer", None)
+                if attention is not None:
+                    yield number, sublayer, "norm", getattr(layer, f"_{sublayer}_layer_norm")
+                    for piece in ("query", "key", "value", "output"):
+                        yield number, sublayer, piece, getattr(attention, f"{piece}_dense")
+            yield number, "feed_forward", "norm", layer._feedforward_layer_norm
+            yield number, "feed_forward", "inner", layer._feedforward_intermediate_dense
+            yield number, "feed_forward", "outer", layer._feedforward_output_dense
 
     def _check_length(self, length, start_position=0):
         if isinstance(length, int) and length + start_position > self.max_positions:
@@ -412,25 +430,27 @@ def _t5_feed(layer, x, training=None):
 class T5Embedding(TokenEmbedding):
     """T5's: unscaled inputs; id 0, from which decoding starts, has a vector as the others have.
 
-    The softmax weights are the table divided by sqrt(D) (T5 1.0), or weights of their own (1.1).
-
     Args:
         vocabulary_size: V.
         hidden_dim: D.
-        tied: which of the two.
+        tied: whether the softmax weights are this table (T5 1.0) or their own (1.1).
+        divided: whether they are divided by sqrt(D) (1.0).
     """
 
-    def __init__(self, vocabulary_size, hidden_dim, tied=True, **kwargs):
+    def __init__(self, vocabulary_size, hidden_dim, tied=True, divided=True, **kwargs):
         kwargs = {"embeddings_initializer": keras.initializers.TruncatedNormal(1.0), **kwargs}
         super().__init__(
             vocabulary_size, hidden_dim, scaled=False, zero_row=False, tie_weights=tied, **kwargs
         )
+        self.divided = divided
 
     def table(self, dtype=None):
-        if not self.tie_weights:
-            weights = ops.convert_to_tensor(self.reverse_embeddings)
-            return ops.cast(ops.transpose(weights), dtype or self.compute_dtype)
-        return super().table(dtype) * self.output_dim**-0.5
+        if self.tie_weights:
+            table = super().table(dtype)
+        else:
+            table = ops.transpose(ops.convert_to_tensor(self.reverse_embeddings))
+            table = ops.cast(table, dtype or self.compute_dtype)
+        return table * self.output_dim**-0.5 if self.divided else table
 
     def input_table(self):
         return ops.cast(ops.convert_to_tensor(self.embeddings), self.compute_dtype)
@@ -439,4 +459,45 @@ class T5Embedding(TokenEmbedding):
         config = super().get_config()
         for fixed in ("scaled", "zero_row"):
             config.pop(fixed)
-        return {"tied": config.pop("tie_weights"), **config}
+        return {"tied": config.pop("tie_weights"), "divided": self.divided, **config}
+
+
+def build_bart(
+    vocabulary_size, encoder, decoder, *, dtype=None, scaled=False, logits_bias=False, start_id=1
+):
+    """A `Seq2Seq`; `encoder` and `decoder` are the settings of each.
+
+    Decoding starts from the end of sentence. The row of padding is trained by the softmax.
+    """
+    embedding = TokenEmbedding(
+        vocabulary_size,
+        encoder["hidden_dim"],
+        scaled=scaled,
+        logits_bias=logits_bias,
+        zero_row=False,
+        embeddings_initializer=_bart_initializer(),
+        dtype=dtype,
+        name="embedding",
+    )
+    return Seq2Seq(
+        embedding,
+        BartEncoder(**encoder, dtype=dtype, name="encoder"),
+        BartDecoder(**decoder, dtype=dtype, name="decoder"),
+        start_id=start_id,
+    )
+
+
+def build_t5(vocabulary_size, encoder, decoder, *, dtype=None, tied=True, divided=True):
+    """A `Seq2Seq`; `encoder` and `decoder` are the settings of each."""
+    return Seq2Seq(
+        T5Embedding(
+            vocabulary_size,
+            encoder["hidden_dim"],
+            tied=tied,
+            divided=divided,
+            dtype=dtype,
+            name="embedding",
+        ),
+        T5Encoder(**encoder, dtype=dtype, name="encoder"),
+        T5Decoder(**decoder, dtype=dtype, name="decoder"),
+    )

@@ -1,5 +1,7 @@
 """What an importer is, for `--init_from`."""
 
+from tf_teaforn.errors import UserError
+
 
 class Pretrained:
     """A pretrained model in a folder: opened cheaply, read by `build`.
@@ -44,3 +46,15 @@ class Pretrained:
             UserError: names the tensors that are missing, unknown or of another shape.
         """
         raise NotImplementedError
+
+
+def read_files(folder, *names):
+    """{name: content} of files of a vocabulary.
+
+    Raises:
+        UserError: one is missing.
+    """
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise UserError(f"{folder} has no {', '.join(missing)}: the vocabulary.")
+    return {name: (folder / name).read_bytes() for name in names}

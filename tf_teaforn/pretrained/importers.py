@@ -3,15 +3,21 @@
 from etils import epath
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.pretrained.bart import Bart
 from tf_teaforn.pretrained.google_pegasus import GooglePegasus
 from tf_teaforn.pretrained.importer import Pretrained
+from tf_teaforn.pretrained.marian import Marian
 from tf_teaforn.pretrained.own import OwnRun
 from tf_teaforn.pretrained.pegasus import Pegasus
+from tf_teaforn.pretrained.t5 import T5
 
 # The first that recognizes a folder opens it.
 _IMPORTERS = {
     "a --model_dir of bin/train": OwnRun,
     "a Hugging Face folder of PEGASUS": Pegasus,
+    "of Marian": Marian,
+    "of BART": Bart,
+    "of T5": T5,
     "a checkpoint of google-research/pegasus": GooglePegasus,
 }
 

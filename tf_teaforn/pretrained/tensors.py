@@ -23,16 +23,22 @@ class Source:
         transpose: whether it is kept as [out, in], as PyTorch's linear layers are.
         rows: int [n], the order of the rows that our ids ask for, or None.
         squeeze: whether there is an axis of 1 in front.
+        skip: number of rows in front that are not needed.
+        shape: shape without the axes of heads, where our weight has them, or None.
     """
 
     name: str
     transpose: bool = False
     rows: np.ndarray | None = None
     squeeze: bool = False
+    skip: int = 0
+    shape: tuple[int, ...] | None = None
 
     def file_shape(self, shape):
         """Shape of the tensor for a weight of `shape`."""
-        shape = tuple(shape[::-1]) if self.transpose else tuple(shape)
+        shape = tuple(self.shape or shape)
+        shape = shape[::-1] if self.transpose else shape
+        shape = (shape[0] + self.skip, *shape[1:])
         return (1, *shape) if self.squeeze else shape
 
     def convert(self, value):
@@ -40,6 +46,7 @@ class Source:
         value = np.asarray(value, np.float32)
         if self.squeeze:
             value = value[0]
+        value = value[self.skip :]
         if self.transpose:
             value = value.T
         return value if self.rows is None else value[self.rows]
@@ -89,7 +96,8 @@ def assign(variables, sources, tensors, ignored=()):
             f"{tensors.origin} does not fit its settings: {'; '.join(problems[:5])}{more}."
         )
     for key, source in sources.items():
-        variables[key].assign(source.convert(tensors.read(source.name)))
+        value = source.convert(tensors.read(source.name))
+        variables[key].assign(value.reshape(variables[key].shape))
 
 
 def read_settings(folder, name="config.json"):

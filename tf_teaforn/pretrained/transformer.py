@@ -11,7 +11,7 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
 
 
 def build_transformer(
-    vocabulary_size, encoder, decoder, *, dtype, scaled, logits_bias=False, start_id=0
+    vocabulary_size, encoder, decoder, *, dtype, scaled, logits_bias=False, zero_row=True
 ):
     """A `Seq2Seq` of our layers; `encoder` and `decoder` are the settings of each.
 
@@ -25,12 +25,12 @@ def build_transformer(
                 encoder["hidden_dim"],
                 scaled=scaled,
                 logits_bias=logits_bias,
+                zero_row=zero_row,
                 dtype=dtype,
                 name="embedding",
             ),
             TransformerEncoder(**encoder, dtype=dtype, name="encoder"),
             TransformerDecoder(**decoder, dtype=dtype, name="decoder"),
-            start_id=start_id,
         )
     except (TypeError, ValueError) as error:
         raise UserError(f"The pretrained model's settings cannot be used: {error}") from error

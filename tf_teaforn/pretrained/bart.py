@@ -1,0 +1,101 @@
+"""BART as Hugging Face keeps it: config.json, model.safetensors, vocab.json, merges.txt."""
+
+import dataclasses
+import math
+
+from tf_teaforn.data.byte_pair_tokenizer import MERGES_FILE, VOCABULARY_FILE, BytePairTokenizer
+from tf_teaforn.errors import UserError
+from tf_teaforn.models.architecture import with_dropout
+from tf_teaforn.models.hub import build_bart
+from tf_teaforn.pretrained.bart_layout import assign_all, has_logits_bias
+from tf_teaforn.pretrained.importer import Pretrained, read_files
+from tf_teaforn.pretrained.tensors import Source, model_type, open_safetensors, read_settings
+from tf_teaforn.pretrained.transformer import hugging_face_sizes, hugging_face_source
+
+# The table of positions has two rows in front that no position has.
+_POSITION_OFFSET = 2
+
+
+class Bart(Pretrained):
+    """The layers of KerasHub's backbone."""
+
+    model = "bart"
+
+    @classmethod
+    def recognizes(cls, folder):
+        return model_type(folder) == "bart"
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._settings = settings = read_settings(folder)
+        origin = folder / "config.json"
+        self._parts = {}
+        for part in ("encoder", "decoder"):
+            sizes = hugging_face_sizes(settings, part, origin)
+            if sizes["activation"] != "gelu":
+                raise UserError(f"{origin}: activation_function must be 'gelu'.")
+            self._parts[part] = {
+                **{name: sizes[name] for name in _SIZES},
+                "max_positions": settings.get("max_position_embeddings", 1024),
+            }
+        self.tokenizer = BytePairTokenizer(
+            read_files(folder, VOCABULARY_FILE, MERGES_FILE), settings.get("vocab_size")
+        )
+        self._start = settings.get("decoder_start_token_id", 2)
+
+    def build(self, dtype=None, dropout=None):
+        tensors = open_safetensors(self._folder)
+        encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
+        order = self.tokenizer.order
+        seq2seq = build_bart(
+            self.tokenizer.vocabulary_size,
+            encoder,
+            decoder,
+            dtype=dtype,
+            scaled=self._settings.get("scale_embedding", False),
+            logits_bias=has_logits_bias(tensors),
+            start_id=int((order == self._start).argmax()),
+        )
+        variables, sources = _layers(seq2seq)
+        assign_all(seq2seq, variables, sources, tensors, order, learned_positions=True)
+        return seq2seq
+
+
+_SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
+_NORM = {"gamma": "weight", "beta": "bias"}
+
+
+def _layers(seq2seq):
+    """{path: variable} and {path: `Source`} of encoder and decoder."""
+    variables, sources = {}, {}
+
+    def add(layer, source):
+        for variable in layer.weights:
+            variables[variable.path] = variable
+            sources[variable.path] = source(variable)
+
+    for part in ("encoder", "decoder"):
+        stack = getattr(seq2seq, part)
+        table = Source(f"model.{part}.embed_positions.weight", skip=_POSITION_OFFSET)
+        add(stack.position_embedding, lambda _, table=table: table)
+        norm = f"model.{part}.layernorm_embedding"
+        add(stack.embedding_norm, lambda v, norm=norm: Source(f"{norm}.{_NORM[v.name]}"))
+        for number, sublayer, piece, layer in stack.pieces():
+
+            def source(variable, key=(part, number, sublayer, piece)):
+                found = hugging_face_source(*key, variable.name)
+                return dataclasses.replace(found, shape=_without_heads(variable, key[-1]))
+
+            add(layer, source)
+    return variables, sources
+
+
+def _without_heads(variable, piece):
+    """Shape of a weight, with one axis for all heads and what is in them."""
+    shape = tuple(variable.shape)
+    if len(shape) == 3:
+        inputs = 2 if piece == "output" else 1
+        return math.prod(shape[:inputs]), math.prod(shape[inputs:])
+    if len(shape) == 2 and variable.name == "bias":
+        return (math.prod(shape),)
+    return shape

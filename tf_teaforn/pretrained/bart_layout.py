@@ -1,0 +1,77 @@
+"""What models of BART's layout have in common at Hugging Face: PEGASUS, Marian, BART."""
+
+import numpy as np
+from keras import ops
+
+from tf_teaforn.errors import UserError
+from tf_teaforn.models.position import position_signal
+from tf_teaforn.pretrained.tensors import Source, assign
+
+_EMBEDDING = "model.shared.weight"
+_BIAS = "final_logits_bias"
+# Other names of the one table, which older files have besides.
+_COPIES = (
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+_POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+
+
+def has_logits_bias(tensors):
+    """Whether a constant other than 0 is added to the logits."""
+    return _BIAS in tensors.shapes and bool(np.any(tensors.read(_BIAS)))
+
+
+def padding_is_zero(tensors, pad):
+    """Whether row `pad` of the embedding is the zero vector."""
+    return _EMBEDDING not in tensors.shapes or not np.any(tensors.read(_EMBEDDING)[pad])
+
+
+def assign_all(seq2seq, variables, sources, tensors, order=None, learned_positions=False):
+    """Sets all weights of a model.
+
+    Args:
+        seq2seq: the `Seq2Seq`.
+        variables, sources: {key: Keras variable} and {key: `Source`} of encoder and decoder.
+        tensors: `TensorFile`.
+        order: int [V], foreign ids in the order of ours, or None for the same.
+        learned_positions: whether `sources` has tables of positions; otherwise those of the file
+            must be the half-split sinusoids that our layers compute.
+
+    Raises:
+        UserError: names what is missing, unknown, or different from what our layers compute.
+    """
+    variables, sources = dict(variables), dict(sources)
+    for weight in seq2seq.embedding.weights:
+        variables[weight.name] = weight
+        sources[weight.name] = (
+            Source(_EMBEDDING, rows=order)
+            if weight.name == "embeddings"
+            else Source(_BIAS, rows=order, squeeze=True)
+        )
+    for name in set(_COPIES) & set(tensors.shapes):
+        if _EMBEDDING in tensors.shapes and not np.array_equal(
+            tensors.read(name), tensors.read(_EMBEDDING)
+        ):
+            raise UserError(
+                f"{tensors.origin}: {name} differs from {_EMBEDDING}: they must be one."
+            )
+    ignored = (*_COPIES, _BIAS)
+    if not learned_positions:
+        _check_sinusoids(tensors)
+        ignored += _POSITIONS
+    assign(variables, sources, tensors, ignored)
+
+
+def _check_sinusoids(tensors):
+    for name in set(_POSITIONS) & set(tensors.shapes):
+        table = tensors.read(name)
+        expected = position_signal(np.arange(len(table)), table.shape[-1], "half_split")
+        difference = np.abs(table - ops.convert_to_numpy(expected)).max()
+        # Tables in half precision.
+        if difference > 5e-3:
+            raise UserError(
+                f"{tensors.origin}: {name} does not hold half-split sinusoids; it differs by "
+                f"{difference:.3g}."
+            )
