@@ -34,8 +34,8 @@ from torch import nn
 
 HERE = pathlib.Path(__file__).parent
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 2
-STEPS = {"marian": 4000}
-LEARNING_RATE = 3e-4
+STEPS = {"marian": 2500}
+LEARNING_RATE = 1e-4
 
 
 def sizes(**names):
