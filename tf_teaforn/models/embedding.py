@@ -128,8 +128,10 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
     def logits(self, hidden):
         """[..., D] -> float32 [..., V]."""
         # As a product of batches: TensorFlow's plain one is slow on a transposed right side.
-        logits = ops.cast(ops.einsum("...d,vd->...v", hidden, self.table()), "float32")
-        bias = self.bias()
+        return self._biased(ops.einsum("...d,vd->...v", hidden, self.table()))
+
+    def _biased(self, logits):
+        logits, bias = ops.cast(logits, "float32"), self.bias()
         return logits if bias is None else logits + bias
 
     def logits_function(self):
@@ -137,7 +139,7 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         table_DxV = ops.transpose(self.table())
 
         def logits(hidden):
-            return ops.cast(ops.matmul(hidden, table_DxV), "float32")
+            return self._biased(ops.matmul(hidden, table_DxV))
 
         return logits
 

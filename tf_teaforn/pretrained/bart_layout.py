@@ -25,7 +25,10 @@ def has_logits_bias(tensors):
 
 def padding_is_zero(tensors, pad):
     """Whether row `pad` of the embedding is the zero vector."""
-    return _EMBEDDING not in tensors.shapes or not np.any(tensors.read(_EMBEDDING)[pad])
+    if _EMBEDDING not in tensors.shapes:
+        return True
+    # A table that is too short is found when it is assigned.
+    return not np.any(tensors.read(_EMBEDDING)[pad : pad + 1])
 
 
 def assign_all(seq2seq, variables, sources, tensors, order=None, learned_positions=False):

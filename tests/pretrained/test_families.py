@@ -1,0 +1,278 @@
+"""Marian, BART and T5 of Hugging Face's files: the numbers they have at home."""
+
+import functools
+import gzip
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+from keras import ops
+
+from tests.testdata.lines import plain_lines, text_lines
+from tf_teaforn import testing
+from tf_teaforn.data.tokenizers import load_tokenizer, save_tokenizer
+from tf_teaforn.decoding import SearchConfig, search
+from tf_teaforn.errors import UserError
+from tf_teaforn.models.architecture import architecture_json, build_architecture
+from tf_teaforn.pretrained.importers import open_folder
+from tf_teaforn.teaforn import TeaForN
+from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
+
+TESTDATA = Path(__file__).resolve().parent.parent / "testdata"
+NAMES = ("bart", "t5", "t5_v1_1", "marian")
+families = pytest.mark.parametrize("name", NAMES)
+tokenizers = pytest.mark.parametrize("name", ["bart", "t5", "marian"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{name: folder as Hugging Face keeps it}."""
+    root = tmp_path_factory.mktemp("families")
+    vocabulary = lzma.decompress((TESTDATA / "t5" / "spiece.model.xz").read_bytes())
+    for name in NAMES:
+        shutil.copytree(TESTDATA / name, root / name)
+        if name.startswith("t5"):
+            (root / name / "spiece.model").write_bytes(vocabulary)
+    return {name: root / name for name in NAMES}
+
+
+@pytest.fixture
+def changed(folders, tmp_path):
+    """Copies a folder with other settings and tensors (None: without it); returns the copy."""
+
+    def change(name, settings=None, tensors=None):
+        folder = shutil.copytree(folders[name], tmp_path / "copy")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | (settings or {})))
+        weights = safetensors.numpy.load_file(folder / "model.safetensors")
+        weights = {k: v for k, v in (weights | (tensors or {})).items() if v is not None}
+        safetensors.numpy.save_file(weights, folder / "model.safetensors")
+        return folder
+
+    return change
+
+
+class Family:
+    """What Hugging Face computes, in our ids."""
+
+    def __init__(self, folder):
+        self.pretrained = open_folder(folder)
+        self.seq2seq = self.pretrained.build()
+        self.expected = dict(np.load(folder / "expected.npz"))
+        size = self.seq2seq.vocabulary_size
+        self.order = getattr(self.pretrained.tokenizer, "order", np.arange(size))
+        self.ours = np.argsort(self.order)
+
+    def ids(self, key):
+        return self.ours[self.expected[key]].astype("int32")
+
+    def batch(self, source_ids, target_ids):
+        """(inputs, targets, weights)."""
+        start = np.full_like(target_ids[:, :1], self.seq2seq.start_id)
+        decoder_ids = np.concatenate([start, target_ids[:, :-1]], axis=1)
+        inputs = {"encoder_token_ids": source_ids, "decoder_token_ids": decoder_ids}
+        return inputs, target_ids, (target_ids != 0).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def family(folders):
+    """Opens a family; the same `Family` each time, whose weights tests must not change."""
+    return functools.cache(lambda name: Family(folders[name]))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5_v1_1"])
+def test_decoder_keeps_the_contract(name, family):
+    decoder = family(name).seq2seq.decoder
+    signal = None
+    if name == "bart":
+        table = ops.convert_to_numpy(decoder.position_embedding.position_embeddings)
+        signal = table.__getitem__
+    testing.check_decoder(decoder, 16, position_signal=signal, tolerance=1e-4)
+
+
+@families
+def test_logits_loss_and_search(name, family):
+    it = family(name)
+    inputs, targets, weights = it.batch(it.ids("source_ids"), it.ids("target_ids"))
+    logits = ops.convert_to_numpy(it.seq2seq(inputs))
+    expected = it.expected["logits"][..., it.order]
+    np.testing.assert_allclose(logits[weights > 0], expected[weights > 0], atol=1e-4)
+    sums = TeaForN(it.seq2seq, n=1, label_smoothing=0.0).loss_sums(inputs, targets, weights)
+    loss = float(sums.total) / float(sums.tokens)
+    assert loss == pytest.approx(float(it.expected["loss"]), abs=1e-5)
+    for key, beam_size in (("greedy", 1), ("beam", 4)):
+        config = SearchConfig(beam_size=beam_size, alpha=0.0, max_length=12)
+        found = search(it.seq2seq, {"encoder_token_ids": inputs["encoder_token_ids"]}, config)
+        for row, theirs in zip(np.asarray(found.token_ids)[:, 0], it.ids(key), strict=True):
+            end = theirs.tolist().index(1) + 1
+            assert row[:end].tolist() == theirs[:end].tolist() and not row[end:].any()
+    np.testing.assert_allclose(found.scores[:, 0], it.expected["beam_scores"], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "marian"])
+def test_fine_tuning_follows_the_curve(name, folders):
+    it = Family(folders[name])
+    model = TeaForN(it.seq2seq, n=1, label_smoothing=0.0)
+    model.compile(keras.optimizers.Adam(1e-4, epsilon=1e-8))
+    source_ids = it.ids("source_ids")
+    data = tf.data.Dataset.from_tensors(it.batch(source_ids, source_ids)).repeat(20)
+    losses = []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (losses.append(logs["loss"]), model.reset_metrics())
+    )
+    model.fit(data, verbose=0, callbacks=[callback])
+    assert len(losses) == 20 and losses[0] - losses[-1] > 0.1
+    np.testing.assert_allclose(losses, it.expected["curve"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", ["bart", "t5", "marian"])
+def test_every_stage_learns_real_text(name, shared, folders):
+    it = Family(folders[name])
+    model = TeaForN(it.seq2seq, n=3, discount=0.5, shared=shared, label_smoothing=0.0)
+    model.compile(keras.optimizers.Adam(2e-2), run_eagerly=True)
+    tokenizer = it.pretrained.tokenizer
+    ids = tokenizer.encode(plain_lines(8), 12).numpy()
+    batch = it.batch(ids, tokenizer.targets.encode(plain_lines(8), 12).numpy())
+    history = model.fit(*batch[:2], sample_weight=batch[2], batch_size=16, epochs=4, verbose=0)
+    for stage in range(3):
+        first, *_, last = history.history[f"loss_{stage}"]
+        assert last < 0.9 * first
+
+
+@tokenizers
+def test_tokenizer_is_that_of_transformers(name, folders, tmp_path):
+    tokenizer = open_folder(folders[name]).tokenizer
+    save_tokenizer(tokenizer, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    order = getattr(tokenizer, "order", np.arange(tokenizer.vocabulary_size))
+    expected = np.load(folders[name] / "expected.npz")
+    ends = np.cumsum(expected["line_lengths"])
+    lines = text_lines()
+    # Kernels are dropped when a seed is set.
+    tf.random.set_seed(0)
+    rows = tf.function(lambda texts: tokenizer.encode(texts, 1000))(tf.constant(lines)).numpy()
+    texts = json.loads(gzip.decompress((folders[name] / "lines.json.gz").read_bytes()))
+    decoded = [text.decode() for text in tokenizer.detokenize(rows).numpy()]
+    for line, row, text, theirs, their_text in zip(
+        lines, rows, decoded, np.split(expected["line_ids"], ends[:-1]), texts, strict=True
+    ):
+        assert order[row[row != 0]].tolist() == theirs.tolist(), line
+        assert text == their_text, line
+
+
+@tokenizers
+def test_a_served_model_needs_tensorflow_alone(name, family, tmp_path):
+    it = family(name)
+    config = SearchConfig(beam_size=2, max_length=6)
+    module = ServingModule(it.seq2seq, it.pretrained.tokenizer, config, 24, 24)
+    texts = ["my brother's station", "", "the train leaves"]
+    folder = write_saved_model(
+        module, tmp_path, {}, {"sources": texts, "targets": texts}, "predict"
+    )
+    served = tf.saved_model.load(str(folder)).signatures["serving_default"](tf.constant(texts))
+    ids = it.pretrained.tokenizer.encode(texts, 24)
+    found = search(it.seq2seq, {"encoder_token_ids": ids}, config)
+    expected = it.pretrained.tokenizer.targets.detokenize(found.token_ids[:, 0]).numpy()
+    assert served["outputs"].numpy()[[0, 2]].tolist() == expected[[0, 2]].tolist()
+
+
+@families
+def test_it_keeps_its_architecture(name, family):
+    seq2seq = family(name).seq2seq
+    copy = build_architecture(architecture_json(seq2seq), "test", dropout=0.3)
+    assert [w.path for w in copy.weights] == [w.path for w in seq2seq.weights]
+    assert copy.decoder.settings["dropout"] == 0.3 and copy.start_id == seq2seq.start_id
+    copy = build_architecture(architecture_json(seq2seq), "test")
+    copy.set_weights(seq2seq.get_weights())
+    inputs, _, _ = family(name).batch(*[family(name).ids("source_ids")] * 2)
+    np.testing.assert_array_equal(copy(inputs), seq2seq(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("bart", "model.decoder.layers.1.encoder_attn.q_proj.bias"),
+        ("t5", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+        ("marian", "model.shared.weight"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(name, tensor, changed):
+    wrong = {tensor: np.zeros((3, 5), "float32"), "extra.weight": np.zeros(2, "float32")}
+    with pytest.raises(UserError) as error:
+        open_folder(changed(name, tensors=wrong)).build()
+    assert f"{tensor} has shape (3, 5) instead of (" in str(error.value)
+    assert "extra.weight is unknown" in str(error.value)
+    shutil.rmtree(Path(str(error.value).split(" does not fit")[0]))
+    with pytest.raises(UserError, match=f"{tensor} is missing"):
+        open_folder(changed(name, tensors={tensor: None})).build()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("bart", {"activation_function": "relu"}, "activation_function must be 'gelu'"),
+        ("bart", {"vocab_size": 100}, "vocab.json has ids up to 419.*do not belong together"),
+        ("t5", {"relative_attention_num_buckets": 16}, "num_buckets must be 32, not 16"),
+        ("t5", {"feed_forward_proj": "linear"}, "'linear' is none of relu, gated-gelu"),
+        ("t5", {"d_kv": 5}, r"SelfAttention.k.weight has shape \(12, 16\) instead of \(10, 16\)"),
+        ("marian", {"pad_token_id": 0}, "does not fit vocab.json: pad_token_id"),
+        ("marian", {"normalize_before": True}, "normalize_before True is not supported"),
+    ],
+)
+def test_settings_that_we_cannot_compute_are_refused(name, settings, message, changed):
+    with pytest.raises(UserError, match=message):
+        open_folder(changed(name, settings)).build()
+
+
+def test_a_missing_vocabulary_is_named(changed):
+    folder = changed("marian")
+    (folder / "target.spm").unlink()
+    with pytest.raises(UserError, match=r"has no target.spm: the vocabulary"):
+        open_folder(folder)
+
+
+def test_t5_with_an_output_of_its_own(changed, family):
+    """T5 1.1 as it was published: the softmax weights are not the embedding."""
+    it = family("t5_v1_1")
+    output = np.random.default_rng(0).normal(size=(312, 16)).astype("float32")
+    model = open_folder(changed("t5_v1_1", tensors={"lm_head.weight": output})).build()
+    inputs, _, _ = it.batch(it.ids("source_ids"), it.ids("target_ids"))
+    seq2seq = it.seq2seq
+    memory, mask = seq2seq.encode(inputs)
+    x = seq2seq.embed(inputs["decoder_token_ids"])
+    hidden = seq2seq.decoder(x, seq2seq.decoder.prepare(memory, mask))
+    expected = ops.convert_to_numpy(hidden) @ output.T
+    np.testing.assert_allclose(ops.convert_to_numpy(model(inputs)), expected, atol=1e-4)
+    probabilities = keras.ops.softmax(expected)
+    mixed = model.embedding.expectation(expected, 312)
+    table = ops.convert_to_numpy(model.embedding.embeddings)
+    np.testing.assert_allclose(mixed, ops.convert_to_numpy(probabilities) @ table, atol=1e-4)
+
+
+def test_marian_that_starts_from_a_vector(changed, folders, family):
+    """Fine-tuning by transformers moves the row of padding."""
+    weights = safetensors.numpy.load_file(folders["marian"] / "model.safetensors")
+    table = weights["model.shared.weight"].copy()
+    table[-1] = 1.0
+    moved = open_folder(changed("marian", tensors={"model.shared.weight": table})).build()
+    it = family("marian")
+    inputs, _, _ = it.batch(it.ids("source_ids"), it.ids("target_ids"))
+    assert np.all(ops.convert_to_numpy(moved.embed(np.zeros(1, "int32"))) == 4.0)
+    difference = ops.convert_to_numpy(moved(inputs) - it.seq2seq(inputs))
+    assert np.abs(difference[:, 0, 1:]).max() > 1e-2
+
+
+def test_positions_past_the_table_of_bart(family):
+    decoder = family("bart").seq2seq.decoder
+    x = np.zeros((1, 63, 16), "float32")
+    prepared = decoder.prepare(x, np.ones((1, 63), bool))
+    assert decoder(x, prepared, start_position=1).shape == (1, 63, 16)
+    with pytest.raises(UserError, match="63 tokens at positions from 2 on exceed the 64 positions"):
+        decoder(x, prepared, start_position=2)
