@@ -42,6 +42,7 @@ setup(
         # tensorflow-datasets 4.9.10 imports it and asks for it on old Pythons only.
         "importlib_resources>=6",
         "keras>=3.15,<3.16",
+        "keras-hub==0.32.*",
         "keras-nlp==0.32.*",
         "matplotlib>=3.9",
         "num2words==0.5.14",

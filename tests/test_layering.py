@@ -106,7 +106,7 @@ FRAMEWORKS = {
 }
 # All that the core may import besides the standard library.
 CORE = {
-    layer: {"keras", "keras_nlp", "numpy"}
+    layer: {"keras", "keras_hub", "keras_nlp", "numpy"}
     for layer in (
         "tf_teaforn/objective.py",
         "tf_teaforn/teaforn.py",

@@ -5,7 +5,7 @@ import json
 import keras
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.models import rnn, transformer  # noqa: F401 (register their layers)
+from tf_teaforn.models import hub, rnn, transformer  # noqa: F401 (register their layers)
 from tf_teaforn.models.seq2seq import Seq2Seq
 
 # Importing a module runs its code, so a file may name these and registered classes alone.

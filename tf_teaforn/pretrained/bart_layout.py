@@ -75,6 +75,6 @@ def _check_sinusoids(tensors):
         # Tables in half precision.
         if difference > 5e-3:
             raise UserError(
-                f"{tensors.origin}: {name} does not hold half-split sinusoids; it differs by "
-                f"{difference:.3g}."
+                f"{tensors.origin}: {name} does not hold the sinusoids that our layers compute; it "
+                f"differs by {difference:.3g}."
             )

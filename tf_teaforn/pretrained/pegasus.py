@@ -1,20 +1,13 @@
 """PEGASUS as Hugging Face keeps it: config.json, model.safetensors, spiece.model."""
 
 import numpy as np
-from keras import ops
 
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
-from tf_teaforn.models.position import position_signal
+from tf_teaforn.pretrained.bart_layout import assign_all, has_logits_bias
 from tf_teaforn.pretrained.importer import Pretrained
-from tf_teaforn.pretrained.tensors import (
-    Source,
-    assign,
-    model_type,
-    open_safetensors,
-    read_settings,
-)
+from tf_teaforn.pretrained.tensors import model_type, open_safetensors, read_settings
 from tf_teaforn.pretrained.transformer import (
     build_transformer,
     hugging_face_sizes,
@@ -22,15 +15,7 @@ from tf_teaforn.pretrained.transformer import (
     layer_variables,
 )
 
-_EMBEDDING = "model.shared.weight"
-_BIAS = "final_logits_bias"
-# Other names of the one table, which older files have besides.
-_COPIES = (
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "lm_head.weight",
-)
-_POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
 
 class Pegasus(Pretrained):
@@ -72,7 +57,6 @@ class Pegasus(Pretrained):
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
-        bias = tensors.read(_BIAS) if _BIAS in tensors.shapes else np.zeros(1)
         encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
         seq2seq = build_transformer(
             self.tokenizer.vocabulary_size,
@@ -80,47 +64,14 @@ class Pegasus(Pretrained):
             decoder,
             dtype=dtype,
             scaled=self._settings.get("scale_embedding", False),
-            logits_bias=bool(np.any(bias)),
+            logits_bias=has_logits_bias(tensors),
         )
         variables = layer_variables(seq2seq)
         sources = {key: hugging_face_source(*key) for key in variables}
-        for weight in seq2seq.embedding.weights:
-            variables[weight.name] = weight
-            sources[weight.name] = (
-                Source(_EMBEDDING) if weight.name == "embeddings" else Source(_BIAS, squeeze=True)
-            )
-        self._check_positions(tensors)
-        _check_copies(tensors)
-        assign(variables, sources, tensors, ignored=(*_COPIES, *_POSITIONS, _BIAS))
+        assign_all(seq2seq, variables, sources, tensors)
         if np.any(seq2seq.embedding.embeddings[0]):
             raise UserError(
-                f"{self._folder}: the row of padding in {_EMBEDDING} is not zero, so decoding does "
+                f"{self._folder}: the row of padding is not zero, so decoding does "
                 "not start from the zero vector, as PEGASUS does."
             )
         return seq2seq
-
-    def _check_positions(self, tensors):
-        """The sinusoids, if they are in the file, are those that our layers compute."""
-        for name in set(_POSITIONS) & set(tensors.shapes):
-            table = tensors.read(name)
-            expected = position_signal(np.arange(len(table)), table.shape[-1], "half_split")
-            difference = np.abs(table - ops.convert_to_numpy(expected)).max()
-            # Tables in half precision.
-            if difference > 5e-3:
-                raise UserError(
-                    f"{self._folder}: {name} does not hold the sinusoids of PEGASUS; it differs by "
-                    f"{difference:.3g}."
-                )
-
-
-_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-
-
-def _check_copies(tensors):
-    for name in set(_COPIES) & set(tensors.shapes):
-        if _EMBEDDING in tensors.shapes and not np.array_equal(
-            tensors.read(name), tensors.read(_EMBEDDING)
-        ):
-            raise UserError(
-                f"{tensors.origin}: {name} differs from {_EMBEDDING}: they must be one."
-            )
