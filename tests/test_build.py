@@ -19,6 +19,8 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "tensorflow_serving": "tensorflow_serving_api",
 }
+# Of environments beside ours, for comparison.
+PEERS = {"ctranslate2", "tokenizers", "torch", "transformers"}
 # May be asked for without being imported: keras' backend, tf.summary's writer, the test runner.
 RUNTIME = {"@pip//tensorflow", "@pip//tensorboard", "@pip//pytest"}
 
@@ -123,7 +125,7 @@ def expected_dependencies(file, owners):
             ]
             target = next(candidate for candidate in candidates if candidate in owners)
             dependencies.add(owners[target])
-        elif top not in sys.stdlib_module_names:
+        elif top not in sys.stdlib_module_names and top not in PEERS:
             dependencies.add(f"@pip//{DISTRIBUTIONS.get(top, top)}")
     return dependencies - {owners[file]}
 

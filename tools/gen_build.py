@@ -22,6 +22,9 @@ DISTRIBUTIONS = {
     "tensorflow_serving": "tensorflow-serving-api",
 }
 
+# What programs that compare with others import, in environments of their own: not ours to bring.
+PEERS = {"ctranslate2", "tokenizers", "torch", "transformers"}
+
 # The commands as tests run them.
 COMMANDS = "//bin:commands"
 
@@ -75,7 +78,7 @@ def imports(path: Path, root: Path = ROOT) -> Imports:
             files.add(_module_file(name, path, root))
         elif top not in sys.stdlib_module_names:
             distributions.add(DISTRIBUTIONS.get(top, top))
-    return Imports(frozenset(files - {path}), frozenset(distributions))
+    return Imports(frozenset(files - {path}), frozenset(distributions - PEERS))
 
 
 def _imported_names(path: Path, root: Path) -> Iterator[str]:

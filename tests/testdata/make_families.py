@@ -2,7 +2,7 @@
 
     python -m venv peers
     peers/bin/pip install torch==2.13.0 transformers==5.24.0 sentencepiece protobuf
-    peers/bin/python tests/testdata/make_families.py bart t5 t5_v1_1 marian
+    peers/bin/python -m tests.testdata.make_families bart t5 t5_v1_1 marian
 
 Each folder holds what `save_pretrained` wrote, `spiece.model` compressed, and `expected.npz`:
 
@@ -28,7 +28,7 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
-from lines import plain_lines, text_lines
+from tests.testdata.lines import plain_lines, text_lines
 from tokenizers import ByteLevelBPETokenizer
 from torch import nn
 
