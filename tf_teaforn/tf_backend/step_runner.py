@@ -175,7 +175,8 @@ class Workers:
             def total(value):
                 def reduce(value):
                     context = tf.distribute.get_replica_context()
-                    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+                    # A copy on the replica's device, by which the reduction finds its way.
+                    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
                 sums = self._strategy.run(reduce, args=(value,))
                 return self._strategy.experimental_local_results(sums)[0]
