@@ -6,8 +6,11 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
+import tensorflow as tf
 
-from tf_teaforn import checkpoint
+from tests import nano_model
+from tf_teaforn import checkpoint, lock, training
+from tf_teaforn.tf_backend import step_runner
 
 
 @pytest.fixture
@@ -75,3 +78,73 @@ def test_settings_may_change_until_there_is_a_checkpoint(train, tmp_path, capsys
     assert train(tmp_path, "--train_steps=2", "--learning_rate=1e-3", "--eval_every=1") == 0
     assert train(tmp_path, "--train_steps=2", "--learning_rate=2e-3", "--eval_every=1") == 2
     assert "--learning_rate: 0.001 there, 0.002 here" in capsys.readouterr().err
+
+
+@pytest.fixture
+def nano(train):
+    """`train` with a model that compiles fast."""
+
+    def run(model_dir, *flags):
+        return train(model_dir, *nano_model.FLAGS, "--n=1", "--decode_length=4", *flags)
+
+    return run
+
+
+def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):
+    flags = ("--train_steps=7", "--eval_every=7", "--log_every=5", "--checkpoint_every=3")
+    assert nano(tmp_path / "1", *flags) == 0
+    assert nano(tmp_path / "4", *flags, "--steps_per_execution=4") == 0
+    # No call of 4 steps jumps over a report or a checkpoint.
+    for name in ("1", "4"):
+        assert checkpoint.steps(tmp_path / name) == [3, 6, 7]
+    records = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("1", "4")]
+    assert records[0] == records[1]
+    expected, found = (tensors(tmp_path / name, 7) for name in ("1", "4"))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, caplog):
+    dataset = training.pipeline.training_dataset
+
+    def spoiled(*args, **kwargs):
+        def spoil(step, batch):
+            inputs, targets, weights = batch
+            return inputs, targets, tf.where(step == 1, np.float32("nan"), weights)
+
+        return dataset(*args, **kwargs).enumerate().map(spoil)
+
+    monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3", "--log_every=3")
+    assert nano(tmp_path, *flags, "--steps_per_execution=3") == 0
+    assert "1 steps skipped so far. Not a finite number at step 2: the loss of stage" in caplog.text
+    record, _ = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert record["skipped_steps"] == 1 and np.isfinite(record["loss"])
+    assert tensors(tmp_path, 3)["optimizer/optimizer/0/iteration"] == 2
+
+
+def test_a_folder_in_use_and_another_vocabulary_are_refused(nano, corpus, tmp_path, capsys):
+    flags = ("--train_steps=1", "--eval_every=1")
+    model_dir = tmp_path / "run"
+    with lock.locked(model_dir):
+        assert nano(model_dir, *flags) == 2
+        assert f"--model_dir={model_dir} is in use by another bin/train" in capsys.readouterr().err
+    assert nano(model_dir, *flags) == 0
+    weights, optimizer, state = checkpoint.load_training(model_dir)
+    state["vocabulary"] = "0" * 64
+    checkpoint.save(model_dir, state.pop("step"), weights, optimizer, state, keep=1)
+    assert nano(model_dir, *flags) == 2
+    error = capsys.readouterr().err
+    assert "vocab.model is not the vocabulary that the checkpoints were trained with" in error
+
+
+def test_a_step_that_does_not_fit_names_what_to_lower(nano, tmp_path, monkeypatch, capsys):
+    def train(*_):
+        with step_runner._readable_errors():
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9,9]\nmore")
+
+    monkeypatch.setattr(step_runner.StepRunner, "train", train)
+    assert nano(tmp_path, "--train_steps=1", "--eval_every=1") == 2
+    error = capsys.readouterr().err
+    assert "--batch_tokens=512: step 1 does not fit into the device's memory (OOM when" in error
+    assert "write --batch_tokens=256" in error and "more" not in error.split("(")[1].split(")")[0]

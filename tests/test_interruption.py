@@ -1,0 +1,49 @@
+"""Signals leave a note; a second Ctrl-C does not wait."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tf_teaforn.interruption import InterruptedWorkError, Interruption
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_noted_and_the_handlers_come_back(number, code, capsys):
+    before = signal.getsignal(number)
+    with Interruption() as interruption:
+        assert not interruption.requested
+        os.kill(os.getpid(), number)
+        assert interruption.requested
+        # A launcher may send it to the process and to its group.
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(number) is before
+    error = interruption.stopped(7)
+    assert error.exit_code == code
+    assert f"Stopped by {number.name} after step 7, which is saved." in str(error)
+    assert capsys.readouterr().err.count("saving, then stopping") == 1
+
+
+def test_work_that_can_be_repeated_is_left_at_once():
+    with Interruption() as interruption:
+        with pytest.raises(InterruptedWorkError), interruption.immediate():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with interruption.immediate(False):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.requested
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_after_a_signal_ends_the_process(first):
+    code = """
+import os, signal, sys
+from tf_teaforn.interruption import Interruption
+with Interruption():
+    os.kill(os.getpid(), int(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(int(first))], stderr=subprocess.PIPE)
+    assert done.returncode == -signal.SIGINT

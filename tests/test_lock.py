@@ -1,0 +1,93 @@
+"""One trainer at a time in a folder, and none that is dead."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from etils import epath
+
+from tf_teaforn import lock
+from tf_teaforn.errors import UserError
+
+CODE = """
+import sys, time
+from tf_teaforn.lock import locked
+with locked(sys.argv[1]):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the lock of tmp_path."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, tmp_path], stdout=subprocess.PIPE, env={**os.environ}
+    )
+    assert process.stdout.readline() == b"locked\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_one_is_refused_until_the_first_is_gone(tmp_path, holder):
+    with pytest.raises(UserError, match=rf"is in use by another bin/train \(.*pid {holder.pid}, "):
+        with lock.locked(tmp_path):
+            pass
+    # Whatever ends it, the lock is free.
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with lock.locked(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
+        with pytest.raises(UserError, match=f"pid {os.getpid()}"), lock.locked(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_is_freed_by_an_error(tmp_path):
+    with pytest.raises(KeyError), lock.locked(tmp_path):
+        raise KeyError
+    with lock.locked(tmp_path):
+        pass
+
+
+class TestRemote:
+    """The way of file systems without locks, on a local folder."""
+
+    @pytest.fixture
+    def path(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lock, "_RENEWAL", 0.02)
+        monkeypatch.setattr(lock, "_PATIENCE", 0.4)
+        return epath.Path(tmp_path) / "train.lock"
+
+    def test_a_second_one_is_refused(self, path):
+        with lock._remote(path):
+            time.sleep(0.1)
+            with pytest.raises(UserError, match="is in use"), lock._remote(path):
+                pass
+        assert not path.exists()
+
+    def test_what_a_crash_on_another_host_has_left_is_waited_for(self, path):
+        path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "x"}))
+        start = time.monotonic()
+        with lock._remote(path):
+            assert time.monotonic() - start >= 0.4
+
+    def test_what_a_crash_on_this_host_has_left_is_not(self, path, holder):
+        owner = lock._owner()
+        holder.kill()
+        holder.wait()
+        path.write_text(json.dumps({**owner, "pid": holder.pid}))
+        start = time.monotonic()
+        with lock._remote(path):
+            assert time.monotonic() - start < 0.3
+
+    @pytest.mark.parametrize("text", ["", "null", "[1"])
+    def test_a_file_that_says_nothing_is_waited_for(self, path, text):
+        path.write_text(text)
+        with lock._remote(path):
+            pass
