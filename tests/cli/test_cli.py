@@ -435,6 +435,39 @@ class TestAverage:
         assert re.fullmatch(message, refused("average", *flags))
 
 
+class TestSweepAndReport:
+    def test_dry_run(self, call_command, capsys, tmp_path):
+        flags = ["--experiment=base", "--scale=small", "--seeds=3", "--task=wmt14_enfr"]
+        flags += [f"--output_dir={tmp_path}/out", "--train_steps=40", "--dry_run"]
+        assert call_command("sweep", *flags) == 0
+        lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+        names = ["bin/build_vocab", *["bin/train", "bin/evaluate"] * 3]
+        assert [line[0] for line in lines] == names
+        assert {"--task=demo_enfr", "--train_steps=40", "--seed=3", "--n=1"} < set(lines[1])
+        assert {"--n=2", "--discount=0.5", "--shared=false"} < set(lines[3])
+        assert {"--checkpoint=average:5", "--split=test", "--beam_size=1,4"} < set(lines[4])
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("command", "flags", "message"),
+        [
+            ("sweep", [], r"--experiment is missing\. Which experiment\."),
+            ("sweep", ["--experiment=bas"], r"Unknown --experiment=bas\. Did you mean base\?.*"),
+            ("sweep", ["--experiment=base", "--n=2"], r"Unknown command line flag 'n'.*"),
+            ("sweep", ["--experiment=base", "--seeds=a"], r"--seeds=a: write whole numbers.*"),
+            ("sweep", ["--experiment=base", "--parallel=0"], r"--parallel=0: write 1 or more\."),
+            ("report", ["--output_dir=x"], r"--results is missing\. Files that bin/sweep wrote.*"),
+            ("report", ["--output_dir=x", "--results=/no"], r"--results=/no: there is no such .*"),
+        ],
+    )
+    def test_mistakes(self, refused, tmp_path, command, flags, message):
+        if "--experiment=base" in flags:
+            flags = [*flags, f"--output_dir={tmp_path}"]
+        elif "--experiment=bas" in flags:
+            flags = [*flags, "--output_dir=x"]
+        assert re.fullmatch(message, refused(command, *flags))
+
+
 class TestDecode:
     SOURCES = (
         "I see the cat",

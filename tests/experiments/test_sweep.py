@@ -163,7 +163,9 @@ def test_runs_trained_elsewhere_are_adopted(finished, options, task, tmp_path):
     for name, run in results["runs"].items():
         assert run["evaluations"] == before["runs"][name]["evaluations"]
         assert run["comparisons"] == before["runs"][name]["comparisons"] if "n2" in name else True
-        assert run["seconds"] >= 0
+        assert run["seconds"] >= 0 and run["version"] == "trained elsewhere"
+        command = (tmp_path / "runs" / name / "command.txt").read_text()
+        assert run["command"] == command.removesuffix("\n")
 
     # Other settings are another run.
     config.write_text(found.replace({"learning_rate": 0.5}).to_json())

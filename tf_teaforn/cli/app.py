@@ -217,7 +217,7 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     """
     quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in ("absl", "tensorflow", "sacrebleu"):
+    for name in ("absl", "tensorflow", "tensorboard", "sacrebleu"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         values = flags.FlagValues()

@@ -10,6 +10,7 @@ wherever it was trained, and an evaluation whose JSON is there.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -43,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 # Settings that do not change what is learned.
 _IGNORED = {"eval_every", "keep", "patience", "log_every", "export_on_best", "data_dir", "metric"}
-_IGNORED |= {"beam_size", "beam_alpha", "decode_length"}
+_IGNORED |= {"beam_size", "beam_alpha", "decode_length", "steps_per_execution", "on_nonfinite"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 _FILES = ("train_files", "valid_files", "test_files")
@@ -214,7 +215,7 @@ class Sweep:
             if not self.imported and not self._vocabulary(task).exists()
         ]
         for run in self.runs:
-            lines.append(shlex.join(["bin/train", *self._train_flags(run)]))
+            lines.append(self._command(run))
             for role, spec in self._scored():
                 flags = self._evaluate_flags(run, role, spec, self.experiment.beam_sizes)
                 lines.append(shlex.join(["bin/evaluate", *flags]))
@@ -287,10 +288,14 @@ class Sweep:
             if not self._is_trained(run):
                 raise CommandError(f"{model_dir} is not at its last step after training")
             speed = {**read_speed(model_dir / "tensorboard"), **(usage or {})}
-            self._record(run, seconds=seconds, speed=speed)
+            origin = {"command": self._command(run), "version": _version()}
+            self._record(run, seconds=seconds, speed=speed, **origin)
         elif "speed" not in self.results["runs"].get(run.name, {}):
             speed = read_speed(model_dir / "tensorboard")
-            self._record(run, seconds=speed.get("seconds"), speed=speed)
+            origin = {"version": "trained elsewhere"}
+            if (model_dir / "command.txt").exists():
+                origin["command"] = (model_dir / "command.txt").read_text().splitlines()[-1]
+            self._record(run, seconds=speed.get("seconds"), speed=speed, **origin)
         curves = results_file.read_curves(model_dir / "metrics.jsonl")
         self._record(run, curves=curves)
         for role, spec in self._scored():
@@ -358,6 +363,9 @@ class Sweep:
             *(flag(name, value) for name, value in settings.items()),
             *self.options.train_flags,
         ]
+
+    def _command(self, run):
+        return shlex.join(["bin/train", *self._train_flags(run)])
 
     def _is_trained(self, run):
         """Whether a finished run is there.
@@ -495,13 +503,13 @@ class Sweep:
                     "stands_for": run.stands_for,
                     "arm": run.arm.name,
                     "seed": run.seed,
-                    "command": shlex.join(["bin/train", *self._train_flags(run)]),
-                    "version": _version(),
                     "settings": dict(run.settings),
                     "train_steps": run.settings["train_steps"],
                     **values,
                 }
             )
+            self._of(run).setdefault("command", self._command(run))
+            self._of(run).setdefault("version", _version())
         self._write()
 
     def _write(self):
@@ -598,11 +606,20 @@ def _environment(devices, index, count):
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
 
 
+@functools.cache
 def _version():
+    """The release and, in a checkout, the commit."""
     try:
-        return importlib.metadata.version("tf-teaforn")
+        version = importlib.metadata.version("tf-teaforn")
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        version = "unknown"
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        with contextlib.suppress(OSError):
+            commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+            version += f" ({commit})" if commit else ""
+    return version
 
 
 class _Progress:
