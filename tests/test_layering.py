@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _ERRORS = "tf_teaforn/errors.py"
 _DATA = ["tf_teaforn/data", "tf_teaforn/task.py", _ERRORS]
 _MODEL = ["tf_teaforn/objective.py", "tf_teaforn/models", _ERRORS]
+_ACCUMULATION = "tf_teaforn/accumulation.py"
 _BACKENDS = ["tf_teaforn/tf_backend", "tf_teaforn/jax_backend"]
 _PARTS = [
     *_DATA,
@@ -71,10 +72,16 @@ LAYERS = {
         *_MODEL,
     ],
     "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS],
-    "tf_teaforn/tf_backend": ["tf_teaforn/data", "tf_teaforn/decoding.py", *_MODEL],
-    "tf_teaforn/jax_backend": ["tf_teaforn/decoding.py", *_MODEL],
+    "tf_teaforn/tf_backend": [
+        "tf_teaforn/data",
+        "tf_teaforn/decoding.py",
+        _ACCUMULATION,
+        *_MODEL,
+    ],
+    "tf_teaforn/jax_backend": ["tf_teaforn/decoding.py", _ACCUMULATION, *_MODEL],
     "tf_teaforn/decoding.py": _MODEL,
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
+    _ACCUMULATION: ["tf_teaforn/objective.py"],
     "tf_teaforn/objective.py": [_ERRORS],
     "tf_teaforn/optimizers.py": [_ERRORS],
     "tf_teaforn/testing.py": _MODEL,
@@ -108,6 +115,7 @@ FRAMEWORKS = {
 CORE = {
     layer: {"keras", "keras_hub", "keras_nlp", "numpy"}
     for layer in (
+        _ACCUMULATION,
         "tf_teaforn/objective.py",
         "tf_teaforn/teaforn.py",
         "tf_teaforn/decoding.py",

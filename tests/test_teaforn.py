@@ -11,10 +11,10 @@ from keras import ops
 
 from tests.gradients import gradients_of, loss_and_gradients
 from tests.numpy_transformer import NumpyTransformer
-from tf_teaforn import TeaForN, testing
+from tf_teaforn import TeaForN, accumulation, testing
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.seq2seq import Seq2Seq
-from tf_teaforn.models.transformer import TransformerDecoder
+from tf_teaforn.models.transformer import FeedForward, TransformerDecoder
 
 VOCABULARY_SIZE = testing.TINY_VOCABULARY_SIZE
 WIDTH = testing.TINY_TRANSFORMER["hidden_dim"]
@@ -279,7 +279,14 @@ def test_padding_changes_no_loss():
     np.testing.assert_allclose(alone, expected, rtol=1e-5)
 
 
-@all_settings
+@pytest.mark.parametrize(
+    ("n", "shared", "stage_input"),
+    [
+        (1, True, "hidden"),
+        *itertools.product((2,), (True, False), ("top_1", "top_5_scattered", "top_v")),
+        *itertools.product((2, 3, 4), (True, False), ("hidden", "top_4")),
+    ],
+)
 def test_packed_sentences_are_separate_sentences(n, shared, stage_input):
     model = teaforn(n=n, shared=shared, **STAGE_INPUTS[stage_input])
     packed = testing.packed_batch([PAIRS[:3], PAIRS[3:4], PAIRS[4:]])
@@ -402,6 +409,72 @@ def test_every_stage_draws_its_own_dropout():
     assert len(masks) == 3
     for a, b in itertools.combinations(masks, 2):
         assert 0.3 < np.mean(a != b) < 0.7
+
+
+# --- Memory for time ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared": False, **STAGE_INPUTS["top_4"]}])
+def test_recomputed_gradients_are_the_same(settings):
+    """With dropout, whose masks must be drawn again as they were."""
+    batch = testing.packed_batch([PAIRS[:3], PAIRS[3:4], PAIRS[4:]])
+    runs = {}
+    for remat in ("none", "stage", "layer"):
+        keras.utils.set_random_seed(0)
+        dropout = {"dropout": 0.3, "attention_dropout": 0.1, "activation_dropout": 0.2}
+        model = teaforn(dropout, n=2, word_drop=0.2, remat=remat, **settings)
+        with mock.patch.object(
+            FeedForward, "call", autospec=True, side_effect=FeedForward.call
+        ) as ff:
+            runs[remat] = [loss_and_gradients(model, *batch) for _ in range(2)], ff.call_count
+    expected, calls = runs["none"]
+    for remat in ("stage", "layer"):
+        for (losses, gradients), (same_losses, same) in zip(runs[remat][0], expected, strict=True):
+            np.testing.assert_allclose(losses, same_losses, rtol=1e-6)
+            for path, gradient in gradients.items():
+                scale = max(float(np.max(np.abs(same[path]))), 1.0)
+                np.testing.assert_allclose(gradient, same[path], atol=1e-6 * scale, err_msg=path)
+        if keras.backend.backend() == "tensorflow":
+            assert runs[remat][1] == 2 * calls
+    if keras.backend.backend() == "tensorflow":
+        assert np.max(np.abs(expected[0][0] - expected[1][0])) > 0.1, "no dropout"
+
+
+# A row at a time, and two; four rows of at most five tokens make a batch.
+@pytest.mark.parametrize("micro_batch_tokens", [1, 19])
+def test_parts_of_a_batch_are_the_batch(micro_batch_tokens):
+    whole = teaforn(n=2)
+    parts = teaforn(n=2, micro_batch_tokens=micro_batch_tokens)
+    history, other = (fit(model, keras.optimizers.SGD(0.1), epochs=3) for model in (whole, parts))
+    assert_same_weights(whole, parts, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(other[name], values, rtol=1e-5)
+
+
+def test_parts_of_a_batch_have_equal_shapes():
+    inputs, targets, weights = testing.padded_batch(PAIRS[:7])
+    rows = []
+
+    def step(part, state):
+        rows.append(part[1].shape[0])
+        return ops.sum(part[2]), state + 1
+
+    for micro_batch_tokens, replicas, expected in (
+        (None, 1, [7]),
+        (35, 1, [7]),
+        (34, 1, [4, 4]),
+        (34, 2, [3, 3, 3]),
+        (10, 1, [2, 2, 2, 2]),
+        (2, 1, [1] * 7),
+    ):
+        batch = (inputs, targets, weights)
+        parts = accumulation.number_of_parts(batch, micro_batch_tokens, replicas)
+        assert parts == len(expected)
+        rows.clear()
+        total, count = accumulation.accumulate(step, batch, parts, ops.zeros(()), 0)
+        assert float(total) == weights.sum()
+        if keras.backend.backend() == "tensorflow":
+            assert (rows, int(count)) == (expected, parts)
 
 
 # --- Inside Keras ------------------------------------------------------------------------------
@@ -537,7 +610,7 @@ def test_callbacks(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"n": 1},
+        {"n": 1, "remat": "stage", "micro_batch_tokens": 12},
         {"n": 3, "shared": False, "discount": 0.7, "clone_init": "independent"},
         {"n": 2, "shared": True, "label_smoothing": 0.0, "word_drop": 0.2, **STAGE_INPUTS["top_4"]},
     ],
@@ -607,6 +680,8 @@ def test_bfloat16_trains_near_float32():
         ({"word_drop": 1.0}, "--word_drop=1.0"),
         ({"label_smoothing": 1.0}, "--label_smoothing=1.0"),
         ({"clone_init": "zero"}, "--clone_init=zero: write one of copy, independent"),
+        ({"remat": "all"}, "--remat=all: write one of none, stage, layer"),
+        ({"micro_batch_tokens": 0}, "--micro_batch_tokens=0: write 1 or more"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

@@ -76,6 +76,18 @@ class TeaForNConfig:
     top_k: int | None = setting(None, "k of --stage_input=top_k, 1 to the vocabulary size.")
     word_drop: float = setting(0.0, "Probability of zeroing a ground-truth input embedding.")
     label_smoothing: float = setting(0.1, "Label smoothing, at every stage.")
+    remat: str = setting(
+        "none",
+        "What the backward pass computes again instead of keeping it: nothing, encoder and stages "
+        "one by one, or their layers one by one.",
+        ("none", "stage", "layer"),
+    )
+    micro_batch_tokens: int | None = setting(
+        None,
+        "Padded tokens of the longer side that are computed at a time over all devices; gradients "
+        "are summed over the parts of a batch. Default: a batch as a whole.",
+        bounds=NATURAL,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,11 +88,11 @@ def cross_entropy(
     rows = ops.shape(hidden_MxD)[0]
     num_chunks = _number_of_chunks(rows, vocabulary_size)
     confidence = 1.0 - label_smoothing
-    targets, coefficients = (_chunked(x, num_chunks) for x in (targets_M, coefficients_M))
+    targets, coefficients = (chunked(x, num_chunks) for x in (targets_M, coefficients_M))
 
     def total_and_gradient(hidden_MxD, table_VxD):
         dtype = hidden_MxD.dtype
-        hidden_KxRxD = _chunked(hidden_MxD, num_chunks)
+        hidden_KxRxD = chunked(hidden_MxD, num_chunks)
         table = ops.cast(table_VxD, dtype)
         mean_row = ops.cast(ops.mean(table_VxD, axis=0), dtype)[:, None]
 
@@ -155,14 +155,18 @@ def cross_entropy(
     return ops.custom_gradient(total_and_gradient)(hidden_MxD, table_VxD)
 
 
+def larger(a, b):
+    """Of two sizes the larger; a Python number if both are, so that shapes stay static."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else ops.maximum(a, b)
+
+
 def _number_of_chunks(rows, vocabulary_size):
     # A power of two, which divides most batches evenly.
     chunk = 2 ** int(math.log2(max(_CHUNK_LOGITS / vocabulary_size, 1)))
-    num_chunks = -(-rows // chunk)
-    return max(num_chunks, 1) if isinstance(rows, int) else ops.maximum(num_chunks, 1)
+    return larger(-(-rows // chunk), 1)
 
 
-def _chunked(x, num_chunks):
+def chunked(x, num_chunks):
     """[M, ...] -> [K, R, ...], filled up with zeros.
 
     Chunk k has every K-th row: some of all sentences, and so, where these are spread over several

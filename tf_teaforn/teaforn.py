@@ -10,6 +10,7 @@ from keras import ops
 
 from tf_teaforn import objective
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.recompute import recompute
 
 if keras.backend.backend() == "jax":
     from tf_teaforn.jax_backend.train_step import TrainStep
@@ -18,6 +19,7 @@ else:
 
 STAGE_INPUTS = ("hidden", "top_k")
 CLONE_INITS = ("copy", "independent")
+REMATS = ("none", "stage", "layer")
 
 
 class LossSums(NamedTuple):
@@ -60,6 +62,11 @@ class TeaForN(TrainStep, keras.Model):
         label_smoothing: ε, at every stage.
         clone_init: for shared=False: decoders 1 to N-1 start as copies of Decoder-0 ("copy") or
             with random weights of their own ("independent").
+        remat: what the backward pass computes again to save memory: nothing; encoder and stages,
+            one after the other ("stage"); their layers, one after the other ("layer").
+        micro_batch_tokens: padded tokens of the longer side, over all devices, that are computed
+            at a time; an update sums its gradients over as many parts of its batch as that takes.
+            None: the batch as a whole.
 
     Raises:
         UserError: a value out of its range.
@@ -76,6 +83,8 @@ class TeaForN(TrainStep, keras.Model):
         word_drop=0.0,
         label_smoothing=0.1,
         clone_init="copy",
+        remat="none",
+        micro_batch_tokens=None,
         **kwargs,
     ):
         kwargs.setdefault("name", "teaforn")
@@ -88,6 +97,8 @@ class TeaForN(TrainStep, keras.Model):
             word_drop=word_drop,
             label_smoothing=label_smoothing,
             clone_init=clone_init,
+            remat=remat,
+            micro_batch_tokens=micro_batch_tokens,
             vocabulary_size=seq2seq.vocabulary_size,
         )
         self.seq2seq = seq2seq
@@ -99,6 +110,8 @@ class TeaForN(TrainStep, keras.Model):
         self.word_drop = word_drop
         self.label_smoothing = label_smoothing
         self.clone_init = clone_init
+        self.remat = remat
+        self.micro_batch_tokens = micro_batch_tokens
         self.clones = [] if shared else [self._clone(stage) for stage in range(1, n)]
         self.word_drop_seed = keras.random.SeedGenerator()
         self._trackers = {
@@ -106,6 +119,11 @@ class TeaForN(TrainStep, keras.Model):
             for name in ("loss", *(f"loss_{stage}" for stage in range(n)), "accuracy")
         }
         self._trackers["tokens"] = keras.metrics.Sum(name="tokens")
+        for layer in (seq2seq.encoder, *self.decoders):
+            if hasattr(type(layer), "remat_layers"):
+                layer.remat_layers = remat == "layer"
+            elif remat == "layer":
+                raise UserError("--remat=layer: not with this model. Write --remat=stage.")
         self.built = True
 
     def _clone(self, stage):
@@ -145,16 +163,24 @@ class TeaForN(TrainStep, keras.Model):
                 "encoder_segment_ids", "encoder_positions", "decoder_segment_ids" and
                 "decoder_positions".
         """
-        seq2seq = self.seq2seq
-        memory, mask = seq2seq.encode(inputs, training=training)
+        seq2seq, decoders = self.seq2seq, self.decoders
+        by_stage = training and self.remat == "stage"
+        memory, mask = seq2seq.encode(inputs, training=training, remat=by_stage)
         x = self._drop_words(seq2seq.embed(inputs["decoder_token_ids"]), training)
         hidden_states, prepared = [], None
-        for stage, decoder in enumerate(self.decoders):
-            if stage > 0:
-                x = self._stage_input(hidden_states[-1])
+        for stage, decoder in enumerate(decoders):
+
+            def run(x, prepared, stage=stage, decoder=decoder):
+                x = self._stage_input(x) if stage else x
+                return decoder(x, prepared, start_position=stage, training=training)
+
             if prepared is None or not self.shared:
                 prepared = seq2seq.prepare(decoder, inputs, memory, mask)
-            hidden_states.append(decoder(x, prepared, start_position=stage, training=training))
+            if by_stage:
+                x = recompute([seq2seq.embedding, decoder], run, x, prepared)
+            else:
+                x = run(x, prepared)
+            hidden_states.append(x)
         return hidden_states
 
     def _drop_words(self, x_BxTxD, training):
@@ -174,18 +200,16 @@ class TeaForN(TrainStep, keras.Model):
         """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t."""
         return [self.seq2seq.logits(hidden) for hidden in self.hidden_states(inputs, training)]
 
-    def loss_sums(self, inputs, targets, weights=None, training=False):
+    def loss_sums(self, inputs, targets, weights, training=False):
         """`LossSums` of one batch.
 
         Args:
             inputs: as in `hidden_states`.
             targets: int32 [B, T], end of sentence included, 0 on padding.
-            weights: float32 [B, T], 0 on padding; by default 1 on all but padding.
+            weights: float32 [B, T], 0 on padding.
             training: with dropout, and with a gradient of `total`.
         """
         targets = ops.cast(targets, "int32")
-        if weights is None:
-            weights = ops.cast(targets != 0, "float32")
         hidden_BxNxTxD = ops.stack(self.hidden_states(inputs, training), axis=1)
         targets, stage_weights = objective.all_stage_targets(
             targets, weights, self.n, inputs.get("decoder_segment_ids")
@@ -206,6 +230,12 @@ class TeaForN(TrainStep, keras.Model):
         correct = ops.reshape(correct, ops.shape(stage_weights))[:, 0]
         return LossSums(
             total, tuple(ops.unstack(stages, self.n)), ops.sum(correct * weights), ops.sum(weights)
+        )
+
+    def no_sums(self):
+        """`LossSums` of nothing."""
+        return LossSums(
+            *keras.tree.map_structure(ops.convert_to_tensor, (0.0, (0.0,) * self.n, 0.0, 0.0))
         )
 
     def update_metrics(self, sums):
@@ -234,6 +264,8 @@ class TeaForN(TrainStep, keras.Model):
             "word_drop": self.word_drop,
             "label_smoothing": self.label_smoothing,
             "clone_init": self.clone_init,
+            "remat": self.remat,
+            "micro_batch_tokens": self.micro_batch_tokens,
         }
 
     @classmethod
@@ -243,7 +275,17 @@ class TeaForN(TrainStep, keras.Model):
 
 
 def check_settings(
-    *, n, discount, stage_input, top_k, word_drop, label_smoothing, clone_init, vocabulary_size
+    *,
+    n,
+    discount,
+    stage_input,
+    top_k,
+    word_drop,
+    label_smoothing,
+    clone_init,
+    remat,
+    micro_batch_tokens,
+    vocabulary_size,
 ):
     """Raises UserError for a setting out of its range, named as the flag is."""
     if not isinstance(n, int) or n < 1:
@@ -265,3 +307,7 @@ def check_settings(
         raise UserError(f"--label_smoothing={label_smoothing}: write a number from 0, below 1.")
     if clone_init not in CLONE_INITS:
         raise UserError(f"--clone_init={clone_init}: write one of {', '.join(CLONE_INITS)}.")
+    if remat not in REMATS:
+        raise UserError(f"--remat={remat}: write one of {', '.join(REMATS)}.")
+    if micro_batch_tokens is not None and micro_batch_tokens < 1:
+        raise UserError(f"--micro_batch_tokens={micro_batch_tokens}: write 1 or more.")

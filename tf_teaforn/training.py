@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 # What may change between a run and its continuation.
 _CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
-_CHANGEABLE += ("steps_per_execution", "on_nonfinite")
+_CHANGEABLE += ("steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens")
 
 
 def build_vocabulary(task, vocabulary_size, path):

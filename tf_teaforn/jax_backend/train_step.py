@@ -3,6 +3,8 @@
 import jax
 import keras
 
+from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
+
 
 class TrainStep:
     """Mixed into `TeaForN` under the JAX backend."""
@@ -33,20 +35,34 @@ class TrainStep:
             (logs of `TeaForN.update_metrics`, new state).
         """
         trainable, non_trainable, optimizer, metrics = state
+        batch = batch_of(data)
+        tokens = jax.numpy.maximum(jax.numpy.sum(batch[2]), 1.0)
 
-        def loss_function(trainable):
+        def loss_function(trainable, non_trainable, part):
             sums, values = self._stateless(
-                lambda: self.loss_sums(*keras.utils.unpack_x_y_sample_weight(data), training=True),
+                lambda: self.loss_sums(*part, training=True),
                 self.trainable_variables + self.non_trainable_variables,
                 [*trainable, *non_trainable],
             )
-            loss = sums.total / jax.numpy.maximum(sums.tokens, 1.0)
             loss, _ = self._stateless(
-                lambda: self.optimizer.scale_loss(loss), self.optimizer.variables, optimizer
+                lambda: self.optimizer.scale_loss(sums.total / tokens),
+                self.optimizer.variables,
+                optimizer,
             )
             return loss, (sums, values[len(trainable) :])
 
-        gradients, (sums, non_trainable) = jax.grad(loss_function, has_aux=True)(trainable)
+        def step(part, non_trainable):
+            differentiate = jax.grad(loss_function, has_aux=True)
+            gradients, (sums, non_trainable) = differentiate(trainable, non_trainable, part)
+            return (sums, gradients), non_trainable
+
+        (sums, gradients), non_trainable = accumulate(
+            step,
+            batch,
+            number_of_parts(batch, self.micro_batch_tokens),
+            zeros=(self.no_sums(), jax.tree.map(jax.numpy.zeros_like, trainable)),
+            state=non_trainable,
+        )
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
         logs, metrics = self._update_metrics(metrics, sums)
         return logs, (trainable, non_trainable, optimizer, metrics)
@@ -55,7 +71,7 @@ class TrainStep:
         """The logs of one batch without dropout, and the new state."""
         trainable, non_trainable, metrics = state
         sums, _ = self._stateless(
-            lambda: self.loss_sums(*keras.utils.unpack_x_y_sample_weight(data), training=False),
+            lambda: self.loss_sums(*batch_of(data), training=False),
             self.trainable_variables + self.non_trainable_variables,
             [*trainable, *non_trainable],
         )

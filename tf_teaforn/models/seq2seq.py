@@ -2,6 +2,8 @@
 
 import keras
 
+from tf_teaforn.models.recompute import recompute
+
 PARTS = ("embedding", "encoder", "decoder")
 
 
@@ -51,25 +53,31 @@ class Seq2Seq(keras.Model):
         """`logits` as a function that does once what all its calls need."""
         return self.embedding.logits_function()
 
-    def encode(self, inputs, training=False):
+    def encode(self, inputs, training=False, remat=False):
         """Runs the encoder.
 
         Args:
             inputs: dictionary with "encoder_token_ids" int32 [B, S], 0 on padding, and for packed
                 batches "encoder_segment_ids" and "encoder_positions", int32 [B, S].
+            remat: whether the backward pass computes the encoder again.
 
         Returns:
             (memory [B, S, D], memory mask bool [B, S]).
         """
         token_ids = inputs["encoder_token_ids"]
         mask = token_ids != 0
-        memory = self.encoder(
-            self.embed(token_ids),
-            mask,
-            segment_ids=inputs.get("encoder_segment_ids"),
-            positions=inputs.get("encoder_positions"),
-            training=training,
-        )
+
+        def encoder(x):
+            return self.encoder(
+                x,
+                mask,
+                segment_ids=inputs.get("encoder_segment_ids"),
+                positions=inputs.get("encoder_positions"),
+                training=training,
+            )
+
+        x = self.embed(token_ids)
+        memory = recompute([self.encoder], encoder, x) if remat else encoder(x)
         return memory, mask
 
     def prepare(self, decoder, inputs, memory, memory_mask):

@@ -10,6 +10,7 @@ from keras import ops
 from tf_teaforn.models.attention import MultiHeadAttention
 from tf_teaforn.models.decoder import Decoder, batch_gather
 from tf_teaforn.models.position import position_signal
+from tf_teaforn.models.recompute import recompute
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")
@@ -85,6 +86,8 @@ class _Stack:
 
     # Of one layer, in order; each has a `Residual` around it.
     sublayers = ()
+    # Whether training computes each layer again in the backward pass.
+    remat_layers = False
 
     def __init__(
         self,
@@ -185,6 +188,12 @@ class _Stack:
         signal = position_signal(positions, self.hidden_dim, self.settings["position_signal"])
         return self.input_dropout(x + ops.cast(signal, x.dtype), training=training)
 
+    def _block(self, block, function, training, *arguments):
+        """Runs one layer, `function(*arguments)`."""
+        if training and self.remat_layers:
+            return recompute(block, function, *arguments)
+        return function(*arguments)
+
     def _leave(self, x):
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -222,17 +231,30 @@ class TransformerEncoder(_Stack, keras.layers.Layer):
             same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
             attention_mask = ops.logical_and(attention_mask, same)
         x = self._enter(x_BxSxD, positions, training)
-        for attention, attention_residual, feed_forward, feed_forward_residual in self.blocks:
+        for block in self.blocks:
 
-            def self_attend(y, attention=attention):
-                return attention(y, attention.keys_and_values(y), attention_mask, training=training)
+            def layer(x, block=block):
+                attention, attention_residual, feed_forward, feed_forward_residual = block
 
-            def feed(y, feed_forward=feed_forward):
-                return feed_forward(y, training=training)
+                def self_attend(y):
+                    return attention(
+                        y, attention.keys_and_values(y), attention_mask, training=training
+                    )
 
-            x = attention_residual(x, sublayer=self_attend, training=training)
-            x = feed_forward_residual(x, sublayer=feed, training=training)
+                def feed(y):
+                    return feed_forward(y, training=training)
+
+                x = attention_residual(x, sublayer=self_attend, training=training)
+                return feed_forward_residual(x, sublayer=feed, training=training)
+
+            x = self._block(block, layer, training, x)
         return self._leave(x)
+
+
+def _causal_mask(x_BxT):
+    """bool [1, 1, T, T]."""
+    steps = ops.arange(ops.shape(x_BxT)[1])
+    return (steps[:, None] >= steps[None, :])[None, None]
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")
@@ -259,7 +281,8 @@ class TransformerDecoder(_Stack, Decoder):
         if segment_ids is not None:
             same = segment_ids[:, None, :, None] == memory_segment_ids[:, None, None, :]
             cross_mask = ops.logical_and(cross_mask, same)
-            prepared["self_mask"] = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+            same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+            prepared["self_mask"] = ops.logical_and(same, _causal_mask(segment_ids))
             prepared["positions"] = positions
         prepared["cross_mask"] = cross_mask
         return prepared
@@ -278,27 +301,32 @@ class TransformerDecoder(_Stack, Decoder):
         for block, memory, self_attend in zip(
             self.blocks, prepared["memory"], self_attentions, strict=True
         ):
-            _, self_residual, cross, cross_residual, feed_forward, feed_forward_residual = block
 
-            def attend_memory(y, cross=cross, memory=memory):
-                return cross_attend(cross, y, memory)
+            def layer(x, memory, block=block, self_attend=self_attend):
+                _, self_residual, cross, cross_residual, feed_forward, last_residual = block
 
-            def feed(y, feed_forward=feed_forward):
-                return feed_forward(y, training=training)
+                def attend_memory(y):
+                    return cross_attend(cross, y, memory)
 
-            x = self_residual(x, sublayer=self_attend, training=training)
-            x = cross_residual(x, sublayer=attend_memory, training=training)
-            x = feed_forward_residual(x, sublayer=feed, training=training)
+                def feed(y):
+                    return feed_forward(y, training=training)
+
+                x = self_residual(x, sublayer=self_attend, training=training)
+                x = cross_residual(x, sublayer=attend_memory, training=training)
+                return last_residual(x, sublayer=feed, training=training)
+
+            x = self._block(block, layer, training, x, memory)
         return self._leave(x)
 
     def call(self, x_BxTxD, prepared, start_position=0, training=None):
-        length = ops.shape(x_BxTxD)[1]
-        steps = ops.arange(length)
-        self_mask = (steps[:, None] >= steps[None, :])[None, None]
         if "self_mask" in prepared:
-            self_mask = ops.logical_and(self_mask, prepared["self_mask"])
+            self_mask, positions = prepared["self_mask"], prepared["positions"]
+        else:
+            self_mask = _causal_mask(x_BxTxD)
+            positions = ops.arange(ops.shape(x_BxTxD)[1])
+        length = ops.shape(x_BxTxD)[1]
         self_mask = self._self_mask(self_mask, length, length)
-        positions = prepared.get("positions", steps) + start_position
+        positions = positions + start_position
 
         def self_attend(attention):
             return lambda y: attention(

@@ -1,8 +1,8 @@
 """`train_step` under TensorFlow, inside any `tf.distribute` strategy."""
 
-import keras
 import tensorflow as tf
 
+from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
 from tf_teaforn.tf_backend.random import seeds_of_this_replica
 
 
@@ -21,8 +21,8 @@ class TrainStep:
     def train_step(self, data):
         """One update. The loss is divided by the number of target tokens of all replicas.
 
-        With uneven lengths a mean over each replica would weigh tokens differently from one
-        device.
+        With uneven lengths a mean over each replica, or over each part of a batch, would weigh
+        tokens differently from one device.
 
         Args:
             data: (inputs, targets, weights), see `TeaForN.loss_sums`.
@@ -30,16 +30,25 @@ class TrainStep:
         Returns:
             The logs of `TeaForN.update_metrics`.
         """
-        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
+        batch = batch_of(data)
+        replica = tf.distribute.get_replica_context()
+        tokens = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(batch[2]))
         variables = self.trainable_variables
-        with seeds_of_this_replica(self):
+        values = [variable.value for variable in variables]
+
+        def step(part, state):
             with tf.GradientTape() as tape:
-                sums = self.loss_sums(inputs, targets, weights, training=True)
-                tokens = tf.distribute.get_replica_context().all_reduce(
-                    tf.distribute.ReduceOp.SUM, sums.tokens
-                )
+                sums = self.loss_sums(*part, training=True)
                 loss = self.optimizer.scale_loss(sums.total / tf.maximum(tokens, 1.0))
-            gradients = tape.gradient(loss, [variable.value for variable in variables])
+            gradients = tape.gradient(
+                loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            return (sums, [tf.convert_to_tensor(gradient) for gradient in gradients]), state
+
+        parts = number_of_parts(batch, self.micro_batch_tokens, replica.num_replicas_in_sync)
+        zeros = (self.no_sums(), [tf.zeros_like(value) for value in values])
+        with seeds_of_this_replica(self):
+            (sums, gradients), _ = accumulate(step, batch, parts, zeros)
         # Keras sums the gradients over the replicas.
         if self.guard is None:
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -49,5 +58,4 @@ class TrainStep:
 
     def test_step(self, data):
         """The logs of one batch without dropout; arguments as `train_step`."""
-        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
-        return self.update_metrics(self.loss_sums(inputs, targets, weights, training=False))
+        return self.update_metrics(self.loss_sums(*batch_of(data), training=False))

@@ -1,0 +1,55 @@
+"""Sums over the parts of a batch: an update on more sentences than fit in memory at once."""
+
+import keras
+
+from tf_teaforn import objective
+
+
+def batch_of(data):
+    """(inputs, targets, weights) of what Keras hands to a step; by default padding weighs 0."""
+    inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
+    if weights is None:
+        weights = keras.ops.cast(targets != 0, "float32")
+    return inputs, targets, weights
+
+
+def accumulate(step, batch, num_parts, zeros, state=()):
+    """Sums what `step` returns over the parts of a batch; one compiled body for all of them.
+
+    Args:
+        step: takes a part and the state, returns (nested structure of sums, new state).
+        batch: nested structure of tensors with leading dimension B. Parts have ceil(B / K) rows,
+            every K-th of the batch; rows of zeros fill up the last ones.
+        num_parts: K, 1 to B.
+        zeros: the sums of no part.
+        state: what `step` hands on from part to part.
+
+    Returns:
+        (sums, state).
+    """
+    if isinstance(num_parts, int) and num_parts == 1:
+        return step(batch, state)
+    parts = keras.tree.map_structure(lambda x: objective.chunked(x, num_parts), batch)
+
+    def body(k, carry):
+        totals, state = carry
+        sums, state = step(keras.tree.map_structure(lambda x: x[k], parts), state)
+        return keras.tree.map_structure(lambda a, b: a + b, totals, sums), state
+
+    return keras.ops.fori_loop(0, num_parts, body, (zeros, state))
+
+
+def number_of_parts(batch, micro_batch_tokens, num_replicas=1):
+    """K, so that a part of all replicas together has at most so many tokens, or a row each.
+
+    Args:
+        batch: (inputs, targets, weights) of one replica.
+        micro_batch_tokens: padded tokens of the longer side, or None for no limit.
+    """
+    if micro_batch_tokens is None:
+        return 1
+    inputs, targets, _ = batch
+    rows, source_length = keras.ops.shape(inputs["encoder_token_ids"])
+    length = objective.larger(source_length, keras.ops.shape(targets)[1])
+    parts = -(-rows * length * num_replicas // micro_batch_tokens)
+    return objective.larger(-objective.larger(-parts, -rows), 1)
