@@ -1,6 +1,7 @@
 """Search against enumeration, a NumPy beam search and itself in other batches and backends."""
 
 import itertools
+import json
 import os
 import pathlib
 import subprocess
@@ -24,6 +25,7 @@ VOCABULARY_SIZE = WORDS + 2
 
 
 def pad(sources, length=None):
+    sources = list(sources)
     length = length or max(map(len, sources))
     return np.array([source + [0] * (length - len(source)) for source in sources], "int32")
 
@@ -312,6 +314,40 @@ def test_eager_graph_and_xla_agree(name):
     assert_same(unpack(compiled(ids)), eager)
 
 
+class GrowingLanguage(ToyLanguage):
+    """Has its state made longer on demand; counts how often that happens while tracing."""
+
+    grown = 0
+
+    def growing_state(self, prepared, num_hypotheses):
+        return self.initial_state(prepared, num_hypotheses, ops.shape(prepared)[0] * 0)
+
+    def grow_state(self, state, steps):
+        self.grown += 1
+        shape = (*ops.shape(state["tokens"])[:2], steps)
+        return {"tokens": ops.concatenate([state["tokens"], ops.zeros(shape, "int32")], axis=2)}
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam"])
+def test_a_growing_state_changes_nothing(name, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(decoding, "_SEGMENT", 3)
+    model, config = larger_language(), CONFIGS[name]
+    expected = run(model, many_sources(), config)
+    growing = GrowingLanguage(model.tables)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def decode(ids):
+        return search(growing, {"encoder_token_ids": ids}, config)
+
+    assert_same(unpack(decode(tf.constant(pad(many_sources())))), expected)
+    assert growing.grown == 1
+    # Where shapes are static, all room is there from the beginning.
+    assert_same(run(growing, many_sources(), config), expected)
+    assert growing.grown == 1
+
+
 def write_results(path):
     """Runs every configuration on the current backend; under JAX, through `jax.jit`."""
     model, ids = larger_language(), pad(many_sources())
@@ -492,6 +528,62 @@ def test_transformer_search_is_one_in_all_modes_and_batches(transformer):
     graph = tf.function(decode, input_signature=[tf.TensorSpec([None, None], tf.int32)])
     assert_same(unpack(graph(ids)), together)
     assert_same(unpack(tf.function(decode, jit_compile=True)(ids)), together)
+
+
+GENERATE = pathlib.Path(__file__).parent / "testdata" / "generate"
+GENERATE_SIZES = {"num_layers": 1, "hidden_dim": 16, "intermediate_dim": 24, "num_heads": 2}
+
+
+def model_of_generate(**settings):
+    """The model that Hugging Face's `generate` was run on; see testdata/generate/make.py."""
+    model = build_model(
+        "transformer_tiny", 30, **GENERATE_SIZES, norm="post", attention_bias=True, **settings
+    )
+    with np.load(GENERATE / "weights.npz") as weights:
+        for weight in model.weights:
+            weight.assign(weights[weight.path].astype("float32"))
+    return model
+
+
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_output_of_hugging_face_generate(width):
+    stored = json.loads((GENERATE / "outputs.json").read_text())
+    model, sources = model_of_generate(), np.array(stored["sources"], "int32")
+    theirs = [tuple(row) for row in stored["outputs"][str(width)]]
+    inputs = {"encoder_token_ids": sources}
+    ours = unpack(search(model, inputs, SearchConfig(width, 0.0, max_length=40)))
+    their_scores = ops.convert_to_numpy(decoding.score(model, inputs, pad(map(list, theirs))))
+    equal = 0
+    for [(tokens, score, _)], expected, their_score in zip(ours, theirs, their_scores, strict=True):
+        # It forgets ends of sentence that are candidates k to 2k.
+        assert tokens == expected or score > their_score + 1e-4
+        equal += tokens == expected
+    assert equal == len(theirs) if width == 1 else equal > len(theirs) / 2
+
+
+def test_bfloat16():
+    """Scores within 2% of float32's of the same tokens; tokens equal where rounding cannot decide.
+
+    Activations are rounded, so logits of size 8 may be off by 0.06.
+    """
+    float32, bfloat16 = model_of_generate(), model_of_generate(dtype="mixed_bfloat16")
+    sources = json.loads((GENERATE / "outputs.json").read_text())["sources"]
+    inputs = {"encoder_token_ids": np.array(sources, "int32")}
+    for width in (1, 4):
+        found = unpack(search(bfloat16, inputs, SearchConfig(width, 0.0, max_length=40)))
+        targets = pad([list(rows[0][0]) for rows in found])
+        expected = ops.convert_to_numpy(decoding.score(float32, inputs, targets))
+        actual = np.array([rows[0][1] for rows in found])
+        np.testing.assert_allclose(actual, expected, rtol=0.02, atol=0.05)
+        assert np.mean(np.abs(actual / expected - 1)) < 0.02
+        if width == 1:
+            previous = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+            logits = float32({**inputs, "decoder_token_ids": previous})
+            logits = ops.convert_to_numpy(logits)[..., 1:]
+            chosen = np.take_along_axis(logits, np.maximum(targets - 1, 0)[..., None], axis=-1)
+            margins = (logits.max(-1) - chosen[..., 0])[targets != 0]
+            assert np.all(margins < 0.15)
+            assert np.mean(margins == 0) > 0.9
 
 
 def test_transformer_beam_equals_enumeration():

@@ -1,6 +1,7 @@
 """The SavedModel, above all in a process that has neither this package nor Keras."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 import tf_teaforn
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.errors import UserError
-from tf_teaforn.export import export
+from tf_teaforn.export import export, export_all
 from tf_teaforn.tf_backend.export import write_saved_model
 
 SOURCES = [
@@ -162,6 +163,9 @@ def test_folder(exported, trained):
         "task": "text",
         "max_source_length": 24,
         "max_target_length": 24,
+        "static_batch": None,
+        "static_length": None,
+        "weights_dtype": "float32",
         "beam_size": 4,
         "alpha": 0.6,
         "n_best": 1,
@@ -238,12 +242,90 @@ def test_n_best(trained, n_best_translator, tmp_path):
     np.testing.assert_allclose(found["scores"], scores, rtol=1e-4)
 
 
+def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
+    """Both in one export: weights rounded to bfloat16, search compiled for 3 inputs of 12."""
+    folder = export(
+        trained.model_dir,
+        tmp_path,
+        beam_size=2,
+        max_length=16,
+        static_batch=3,
+        static_length=12,
+        weights_dtype="bfloat16",
+    )
+    rounded = tf_teaforn.load(trained.model_dir, beam_size=2, max_length=16)
+    size = sum(weight.numpy().nbytes for weight in rounded.seq2seq.weights)
+    for weight in rounded.seq2seq.weights:
+        weight.assign(tf.cast(tf.cast(weight.value, tf.bfloat16), tf.float32))
+    sources = ["I see the cat", "", "you have the bird"]
+    expected = rounded.decode(sources)
+    signatures = tf.saved_model.load(folder).signatures
+    assert sorted(signatures) == ["serving_default", "static", "static_token_ids", "token_ids"]
+    for name in ("serving_default", "static"):
+        found = signatures[name](inputs=tf.constant(sources))
+        outputs = [text.decode() for text in found["outputs"].numpy()]
+        assert outputs == [hypotheses[0][0] for hypotheses in expected]
+        scores = [hypotheses[0][1] for hypotheses in expected]
+        np.testing.assert_allclose(found["scores"], scores, rtol=1e-4)
+    ids = np.zeros((3, 12), "int32")
+    for row, source in zip(ids, ids_of(translator, sources), strict=True):
+        row[: len(source)] = source
+    compiled = signatures["static_token_ids"](inputs=tf.constant(ids))
+    dynamic = signatures["token_ids"](inputs=tf.constant(ids))
+    np.testing.assert_array_equal(compiled["outputs"], dynamic["outputs"])
+    functions = signatures["static"].graph.as_graph_def().library.function
+    assert any(function.attr["_XlaMustCompile"].b for function in functions)
+
+    # Sources longer than the shape are cut before their end of sentence.
+    long = "the dog " * 10
+    cut = translator.tokenizer.tokenize([long])[:, :11]
+    cut = translator.tokenizer.detokenize(cut.to_tensor()).numpy()[0].decode()
+    answers = [
+        signatures["static"](inputs=tf.constant([text, "", ""]))["outputs"][0].numpy()
+        for text in (long, cut)
+    ]
+    assert answers[0] == answers[1]
+
+    variables = str(folder / "variables" / "variables")
+    stored = [
+        tf.train.load_variable(variables, name)
+        for name, _ in tf.train.list_variables(variables)
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    ]
+    assert sum(value.nbytes for value in stored) * 2 == size
+    plain = translator.score(sources, [hypotheses[0][0] for hypotheses in expected])
+    np.testing.assert_allclose(
+        [rows[0][1] for rows in expected][::2], plain[::2], rtol=0.05, atol=0.02
+    )
+
+
+def test_all_checkpoints(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(tf_teaforn.export, "write_saved_model", lambda *args: args)
+    written = list(export_all(trained.model_dir, tmp_path, beam_size=1))
+    assert [details["steps"] for _, _, details, _, _ in written] == [[15], [30], [45]]
+    weights = [module.weights[0].numpy() for module, *_ in written]
+    assert not np.array_equal(weights[0], weights[1])
+    shutil.copy(trained.model_dir / "config.json", tmp_path)
+    with pytest.raises(UserError, match="^--checkpoint=all: --model_dir=.* has no checkpoint"):
+        list(export_all(tmp_path, tmp_path / "x"))
+
+
 def test_refusals_come_before_the_model_is_loaded(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(model_dirs, "load_seq2seq", lambda *args: pytest.fail("loaded"))
     with pytest.raises(UserError, match="^--mode=serve: write predict or score"):
         export(trained.model_dir, tmp_path / "x", mode="serve")
     with pytest.raises(UserError, match="^--n_best=5 exceeds --beam_size=4"):
         export(trained.model_dir, tmp_path / "x", n_best=5)
+    for settings, message in (
+        ({"static_batch": 8}, "--static_batch=8 alone makes no shape: add --static_length"),
+        ({"static_length": 8}, "--static_length=8 alone makes no shape: add --static_batch"),
+        ({"static_batch": 0, "static_length": 8}, "--static_batch=0: write 1 or more"),
+        ({"static_batch": 8, "static_length": 1}, "--static_length=1: write 2 or more"),
+        ({"static_batch": 8, "static_length": 8, "mode": "score"}, "--mode=score has no static"),
+        ({"weights_dtype": "int8"}, "--weights_dtype=int8: write float32 or bfloat16"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            export(trained.model_dir, tmp_path / "x", **settings)
     assert not (tmp_path / "x").exists()
 
 

@@ -96,6 +96,7 @@ LAYERS = {
     "tf_teaforn/texts.py": [],
     "tf_teaforn/errors.py": [],
     # No layers of the product: they may import whatever they look at.
+    "benchmarks": None,
     "examples": None,
     "tests": None,
     "setup.py": [],

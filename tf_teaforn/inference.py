@@ -38,6 +38,9 @@ class Translator:
         config: `SearchConfig`.
         max_source_length: longer sources are cut before end-of-sentence.
         max_target_length: the same for targets to score.
+
+    Attributes:
+        cut_sources, cut_targets: how many were longer than that so far, in `decode` and `score`.
     """
 
     batch_size = 32
@@ -48,6 +51,7 @@ class Translator:
         self.config = config
         self.max_source_length = max_source_length
         self.max_target_length = max_target_length
+        self.cut_sources = self.cut_targets = 0
         self._search = search_function(seq2seq, config)
         self._score = score_function(seq2seq)
 
@@ -72,7 +76,7 @@ class Translator:
         filled = [
             index for index, text in enumerate(texts) if text.replace(NEWLINE_PIECE, "\n").strip()
         ]
-        rows = self._rows([texts[index] for index in filled], self.max_source_length)
+        rows = self._source_rows([texts[index] for index in filled])
         with tqdm(total=len(filled), unit=" sentences", disable=None if progress else True) as bar:
             for indices, source_ids in decode_batches(
                 rows, max_length=self.max_source_length, batch_size=self.batch_size
@@ -97,8 +101,9 @@ class Translator:
         if len(sources) != len(targets):
             raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
         scores = np.zeros(len(sources), np.float32)
-        source_rows = self._rows(sources, self.max_source_length)
-        target_rows = self._rows(targets, self.max_target_length, self.tokenizer.targets)
+        source_rows = self._source_rows(sources)
+        target_rows, cut = _rows(self.tokenizer.targets, targets, self.max_target_length)
+        self.cut_targets += cut
         for start in range(0, len(sources), self.batch_size):
             indices = np.arange(start, min(start + self.batch_size, len(sources)))
             scores[indices] = self._score(
@@ -111,18 +116,26 @@ class Translator:
 
     def count_tokens(self, targets):
         """Numbers of tokens that `score` sums over, end-of-sentence included: int64 [B]."""
-        rows = self._rows(targets, self.max_target_length, self.tokenizer.targets)
+        rows, _ = _rows(self.tokenizer.targets, targets, self.max_target_length)
         return np.asarray(rows.lengths)
 
-    def _rows(self, texts, max_length, tokenizer=None):
-        tokenizer = tokenizer or self.tokenizer
-        ragged = add_eos(tokenizer.tokenize(np.array(texts, dtype=object)), max_length)
-        return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy())
+    def _source_rows(self, texts):
+        rows, cut = _rows(self.tokenizer, texts, self.max_source_length)
+        self.cut_sources += cut
+        return rows
 
     def _texts(self, ids_BxNxL):
         batch, n_best, length = ids_BxNxL.shape
         texts = self.tokenizer.targets.detokenize(ids_BxNxL.reshape(batch * n_best, length)).numpy()
         return [[t.decode() for t in row] for row in texts.reshape(batch, n_best)]
+
+
+def _rows(tokenizer, texts, max_length):
+    """(`TokenRows` ended in end-of-sentence, how many texts had to be cut)."""
+    tokens = tokenizer.tokenize(np.array(texts, dtype=object))
+    cut = int(np.sum(tokens.row_lengths().numpy() >= max_length))
+    ragged = add_eos(tokens, max_length)
+    return TokenRows(ragged.flat_values.numpy(), ragged.row_splits.numpy()), cut
 
 
 def load(model_dir, checkpoint="best", **search_overrides):

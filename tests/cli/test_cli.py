@@ -1,8 +1,10 @@
 """The commands as a user runs them: what they write, say and refuse."""
 
+import gzip
 import io
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
@@ -16,10 +18,11 @@ import numpy as np
 import pytest
 import sacrebleu
 import safetensors.numpy
+from absl import flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tf_teaforn import checkpoint
-from tf_teaforn.cli import app, stderr
+from tf_teaforn.cli import app, decode, stderr
 from tf_teaforn.config import RunConfig, settings
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
@@ -503,14 +506,59 @@ class TestDecode:
 
     def test_newlines_in_answers(self, trained, call_command, capsys, monkeypatch):
         translator = types.SimpleNamespace(
-            decode=lambda texts, progress: [[("a\nb", -1.0, -2.0)] for _ in texts]
+            decode=lambda texts, progress: [[("a\nb", -1.0, -2.0)] for _ in texts],
+            cut_sources=0,
+            max_source_length=24,
         )
         monkeypatch.setattr("tf_teaforn.inference.load", lambda *args, **fields: translator)
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"x\ny")))
+        stdin = types.SimpleNamespace(buffer=io.BytesIO(b"x\ny"), isatty=lambda: False)
+        monkeypatch.setattr(sys, "stdin", stdin)
         assert call_command("decode", f"--model_dir={trained.model_dir}", "--scores") == 0
         assert capsys.readouterr().out == (
             "0 ||| a<n>b ||| -1.000000 -2.000000\n1 ||| a<n>b ||| -1.000000 -2.000000\n"
         )
+
+    def test_terminal(self, trained, translator, call_command, capsys, monkeypatch):
+        ours, theirs = pty.openpty()
+        lines = ["I see the cat", "", "you have the bird"]
+        os.write(ours, "".join(f"{line}\n" for line in lines).encode() + b"\xff\n\x04")
+        with os.fdopen(theirs) as terminal:
+            monkeypatch.setattr(sys, "stdin", terminal)
+            assert call_command("decode", f"--model_dir={trained.model_dir}") == 0
+        os.close(ours)
+        captured = capsys.readouterr()
+        assert captured.out.removesuffix("\n").split("\n") == translator(lines)
+        complaint = "standard input, line 4: byte 1 is not UTF-8."
+        assert captured.err.count("> ") == 5 and complaint in captured.err
+
+    def test_packed_input_and_long_lines(self, trained, translator, call_command, capsys, tmp_path):
+        lines = ["the dog " * 20, "I see the cat", "the cat " * 20]
+        with gzip.open(tmp_path / "in.gz", "wt") as file:
+            file.write("\n".join(lines))
+        (tmp_path / "out").write_text("old")
+        flags = [f"--model_dir={trained.model_dir}", f"--input={tmp_path}/in.gz"]
+        assert call_command("decode", *flags, f"--output={tmp_path}/out") == 0
+        assert (tmp_path / "out").read_text().removesuffix("\n").split("\n") == translator(lines)
+        assert {path.name for path in tmp_path.iterdir()} == {"in.gz", "out"}
+        assert capsys.readouterr().err == (
+            "Warning: 2 of 3 source lines were cut: more than 24 subwords, the end of sentence "
+            "included (--max_source_length of bin/train).\n"
+        )
+
+    def test_search_flags(self):
+        values = flags.FlagValues()
+        decode.define_flags(values)
+        given = {"--beam_size=3": 3, "--beam_alpha=0.5": 0.5, "--n_best=2": 2}
+        given |= {"--max_length=9": 9, "--min_length=4": 4, "--no_repeat_ngram=2": 2}
+        values(["decode", *given])
+        names = ("beam_size", "alpha", "n_best", "max_length", "min_length", "no_repeat_ngram")
+        assert decode.search_flags(values) == {
+            **dict(zip(names, given.values(), strict=True)),
+            "temperature": 0.0,
+            "sample_top_k": 0,
+            "sample_top_p": 1.0,
+            "seed": 0,
+        }
 
     def test_samples(self, trained, call_command, capsys, tmp_path):
         (tmp_path / "in").write_text("I see the cat\n")
@@ -529,6 +577,11 @@ class TestDecode:
             (["--input={tmp}/none"], "--input={tmp}/none: No such file or directory."),
             (["--input={tmp}"], "--input={tmp}: Is a directory."),
             (["--input={tmp}/latin1"], "{tmp}/latin1, line 2: byte 4 is not UTF-8. Convert .*"),
+            (["--input={tmp}/nul"], "{tmp}/nul, line 2: byte 3 is NUL, which is no text. Take .*"),
+            (["--input={tmp}/no.gz"], "--input={tmp}/no.gz is no gzip file, or a damaged one: .*"),
+            (["--beam_size="], "--beam_size=: write a whole number."),
+            (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
+            (["--output={tmp}"], "--output={tmp} is a folder. Name a file."),
             (["--output={tmp}/no/x"], "--output={tmp}/no/x: there is no such folder. Make .*"),
             (["--model_dir="], "--model_dir is missing. Folder of a trained model."),
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),
@@ -539,6 +592,8 @@ class TestDecode:
     )
     def test_mistakes(self, refused, trained, tmp_path, flags, message):
         (tmp_path / "latin1").write_bytes("x\ncaf\xe9\n".encode("latin-1"))
+        (tmp_path / "nul").write_bytes(b"x\ny \0\n")
+        (tmp_path / "no.gz").write_bytes(b"x\n")
         (tmp_path / "good").write_text("x\n")
         given = {"--model_dir": trained.model_dir, "--input": "{tmp}/good"}
         given |= dict(flag.split("=", 1) for flag in flags)
@@ -595,6 +650,7 @@ class TestExport:
         [
             ([], "--export_dir is missing. Folder of all versions."),
             (["--mode=serve"], "--mode=serve: write predict or score."),
+            (["--static_batch=8"], "--static_batch=8 alone makes no shape: add --static_length.*"),
             (
                 ["--mode=score", "--beam_alpha=1"],
                 "--mode=score does not .*: leave out --beam_alpha.",

@@ -111,6 +111,16 @@ def test_expectation_gradients_are_finite_differences(k):
         assert np.sum(by_table * change) == pytest.approx(by_change, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize("logits_bias", [False, True])
+def test_logits_function_gives_logits(logits_bias):
+    embedding = testing.randomize(embedding_of(logits_bias=logits_bias))
+    hidden = random_logits(2, 3, embedding.output_dim)
+    np.testing.assert_allclose(
+        embedding.logits_function()(hidden), embedding.logits(hidden), rtol=1e-5, atol=1e-6
+    )
+    assert logits_bias == bool(np.any(embedding.logits(np.zeros_like(hidden))))
+
+
 def test_no_gradient_reaches_row_zero():
     embedding = embedding_of()
     ids = np.array([0, 0, 3])

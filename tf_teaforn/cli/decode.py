@@ -3,11 +3,14 @@
     bin/decode --model_dir=runs/demo_enfr --input=in.txt --output=out.txt
     echo "Today is Sunday." | bin/decode --model_dir=runs/demo_enfr
 
-Line i of the output belongs to line i of the input; <n> stands for a newline inside a text.
+Line i of the output belongs to line i of the input; <n> stands for a newline inside a text. On a
+terminal, type a sentence and get its translation; Ctrl-D ends.
 """
 
 import codecs
+import gzip
 import sys
+import zlib
 
 from absl import flags
 from etils import epath
@@ -20,15 +23,14 @@ def define_flags(values):
     """Flags of bin/decode."""
     app.define_model_flags(values)
 
+    define_search_flags(values)
+
     def define(kind, name, default, help_text):
         kind(name, default, help_text, flag_values=values)
 
-    string, integer, number = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_float
-    define(string, "input", "-", "Text file, a sentence a line; - is standard input.")
+    string, number = flags.DEFINE_string, flags.DEFINE_float
+    define(string, "input", "-", "Text file, a sentence a line, .gz or not; - is standard input.")
     define(string, "output", "-", "Where to write; - is standard output.")
-    define(integer, "beam_size", None, "Beam width. Default: the run's.")
-    define(number, "beam_alpha", None, "Length penalty exponent. Default: the run's.")
-    define(integer, "n_best", 1, "Hypotheses a line, best first; as many lines of output.")
     define(
         flags.DEFINE_boolean,
         "scores",
@@ -37,76 +39,169 @@ def define_flags(values):
         "hypothesis, its natural-log probability, and that divided by the length penalty.",
     )
     define(number, "temperature", 0.0, "Above 0: sample, which needs a beam of 1.")
-    define(integer, "sample_top_k", 0, "Sample from the k best tokens; 0: from all.")
+    define(flags.DEFINE_integer, "sample_top_k", 0, "Sample from the k best tokens; 0: from all.")
     define(number, "sample_top_p", 1.0, "Sample from the best tokens of this total probability.")
-    define(integer, "seed", 0, "Seed of sampling.")
+    define(flags.DEFINE_integer, "seed", 0, "Seed of sampling.")
+
+
+# Flag -> field of `SearchConfig`.
+_SEARCH_FLAGS = {
+    "beam_size": "beam_size",
+    "beam_alpha": "alpha",
+    "n_best": "n_best",
+    "max_length": "max_length",
+    "min_length": "min_length",
+    "no_repeat_ngram": "no_repeat_ngram",
+}
+
+
+def define_search_flags(values):
+    """Flags of a search without sampling."""
+
+    def integer(name, help_text):
+        flags.DEFINE_integer(name, None, help_text, flag_values=values)
+
+    integer("beam_size", "Beam width; 1 is greedy. Default: the run's.")
+    flags.DEFINE_float(
+        "beam_alpha", None, "Length penalty exponent. Default: the run's.", flag_values=values
+    )
+    integer("n_best", "Hypotheses for each input, best first. Default: 1.")
+    integer("max_length", "Longest output in subwords. Default: the run's.")
+    integer("min_length", "Shortest output in subwords. Default: 0.")
+    integer("no_repeat_ngram", "No n-gram of this length comes twice. Default: 0, all may.")
+
+
+def given_search_flags(values):
+    """{field of `SearchConfig`: (flag, value)} of the search flags given."""
+    return {
+        field: (flag, values[flag].value)
+        for flag, field in _SEARCH_FLAGS.items()
+        if values[flag].value is not None
+    }
 
 
 def read_lines(path, flag="input"):
     r"""Lines of a file or, for "-", of standard input.
 
     As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
-    in front are dropped. `flag` is what names the file in errors.
+    in front are dropped, and a file whose name ends in .gz is unpacked. `flag` is what names the
+    file in errors.
     """
     name = "standard input" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
+        if path.endswith(".gz"):
+            data = gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"--{flag}={path} is no gzip file, or a damaged one: {error}.") from error
     except OSError as error:
         raise UserError(f"--{flag}={path}: {error.strerror or error}.") from error
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            texts.append(line.removesuffix(b"\r").decode())
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}, line {number}: byte {error.start + 1} is not UTF-8. Convert the text, "
-                "with iconv for example."
-            ) from error
-    return texts
+    return [_text(line, f"{name}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _text(line, place):
+    try:
+        text = line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: byte {error.start + 1} is not UTF-8. Convert the text, with iconv for "
+            "example."
+        ) from error
+    if "\0" in text:
+        raise UserError(
+            f"{place}: byte {line.index(0) + 1} is NUL, which is no text. Take it out, with "
+            "tr -d '\\0' for example, or convert from UTF-16."
+        )
+    return text
 
 
 def search_flags(values):
     """Fields of `SearchConfig` from the flags given."""
     fields = {
-        "beam_size": values.beam_size,
-        "alpha": values.beam_alpha,
-        "n_best": values.n_best,
         "temperature": values.temperature,
         "sample_top_k": values.sample_top_k,
         "sample_top_p": values.sample_top_p,
         "seed": values.seed,
+        **{field: value for field, (_, value) in given_search_flags(values).items()},
     }
-    if values.temperature > 0 and values.beam_size is None:
-        fields["beam_size"] = 1
-    return {name: value for name, value in fields.items() if value is not None}
+    if values.temperature > 0:
+        fields.setdefault("beam_size", 1)
+    return fields
 
 
 def decode(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
-    texts = read_lines(values.input)
     to_file = values.output != "-"
+    interactive = values.input == "-" and sys.stdin.isatty() and not to_file
+    texts = None if interactive else read_lines(values.input)
     if to_file and not epath.Path(values.output).parent.is_dir():
         raise UserError(f"--output={values.output}: there is no such folder. Make it first.")
+    if to_file and epath.Path(values.output).is_dir():
+        raise UserError(f"--output={values.output} is a folder. Name a file.")
 
     from tf_teaforn.inference import load
 
     translator = load(model_dir, values.checkpoint, **search_flags(values))
-    lines = []
-    for index, hypotheses in enumerate(translator.decode(texts, progress=to_file)):
-        for text, score, penalized in hypotheses:
-            text = text.replace("\n", "<n>")
-            if values.scores:
-                text = f"{index} ||| {text} ||| {score:.6f} {penalized:.6f}"
-            lines.append(f"{text}\n")
-    output = "".join(lines).encode()
+    if interactive:
+        _converse(translator, values.scores)
+        return
+    found = translator.decode(texts, progress=to_file or not sys.stdout.isatty())
+    output = "".join(_lines(found, values.scores)).encode()
     if to_file:
-        epath.Path(values.output).write_bytes(output)
+        aside = epath.Path(f"{values.output}.partial")
+        try:
+            aside.write_bytes(output)
+            aside.replace(values.output)
+        finally:
+            aside.unlink(missing_ok=True)
     else:
         sys.stdout.buffer.write(output)
+    warn_of_cuts(translator.cut_sources, len(texts), translator.max_source_length)
+
+
+def warn_of_cuts(count, lines, max_length, what="source"):
+    """Says on standard error how many lines were too long, if any."""
+    if count:
+        print(
+            f"Warning: {count} of {lines} {what} lines were cut: more than {max_length} subwords, "
+            f"the end of sentence included (--max_{what}_length of bin/train).",
+            file=sys.stderr,
+        )
+
+
+def _lines(found, scores, first=0):
+    """Lines of output for n-best lists of the inputs from number `first` on."""
+    for index, hypotheses in enumerate(found, start=first):
+        for text, score, penalized in hypotheses:
+            text = text.replace("\n", "<n>")
+            if scores:
+                text = f"{index} ||| {text} ||| {score:.6f} {penalized:.6f}"
+            yield f"{text}\n"
+
+
+def _converse(translator, scores):
+    """Answers line by line on a terminal until its end of file."""
+    number = 0
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            print(file=sys.stderr)
+            return
+        try:
+            text = _text(line.removesuffix(b"\n"), f"standard input, line {number + 1}")
+        except UserError as error:
+            print(error, file=sys.stderr)
+            continue
+        translator.cut_sources = 0
+        sys.stdout.writelines(_lines(translator.decode([text]), scores, number))
+        sys.stdout.flush()
+        warn_of_cuts(translator.cut_sources, 1, translator.max_source_length)
+        number += 1
 
 
 def main():

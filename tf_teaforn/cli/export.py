@@ -8,39 +8,53 @@ Writes <export_dir>/<version>/, a SavedModel that needs tensorflow and tensorflo
 from absl import flags
 
 from tf_teaforn.cli import app
+from tf_teaforn.cli.decode import define_search_flags, given_search_flags
 from tf_teaforn.errors import UserError
 
 
 def define_flags(values):
     """Flags of bin/export."""
     app.define_model_flags(values)
-    flags.DEFINE_string("export_dir", None, "Folder of all versions.", flag_values=values)
-    flags.DEFINE_integer("beam_size", None, "Beam width. Default: the run's.", flag_values=values)
-    flags.DEFINE_float("beam_alpha", None, "Length penalty exponent.", flag_values=values)
+    values["checkpoint"].help += " all: each of training's checkpoints, a version each."
+    options = {"flag_values": values}
+    flags.DEFINE_string("export_dir", None, "Folder of all versions.", **options)
+    define_search_flags(values)
+    flags.DEFINE_string("mode", "predict", "predict or score.", **options)
     flags.DEFINE_integer(
-        "n_best", None, "Hypotheses for each input. Default: 1.", flag_values=values
+        "static_batch",
+        None,
+        "With --static_length: adds the signatures static and static_token_ids, for so many inputs "
+        "at a time, compiled by XLA for accelerators.",
+        **options,
     )
-    flags.DEFINE_string("mode", "predict", "predict or score.", flag_values=values)
+    flags.DEFINE_integer(
+        "static_length", None, "Their length in subwords, end of sentence included.", **options
+    )
+    flags.DEFINE_string(
+        "weights_dtype", "float32", "How weights are stored: float32 or bfloat16.", **options
+    )
 
 
 def export(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
     export_dir = app.required(values, "export_dir")
-    flag_of = {"beam_size": "beam_size", "alpha": "beam_alpha", "n_best": "n_best"}
-    fields = {
-        field: values[flag].value
-        for field, flag in flag_of.items()
-        if values[flag].value is not None
-    }
-    if values.mode == "score" and fields:
-        flag = flag_of[next(iter(fields))]
+    given = given_search_flags(values)
+    if values.mode == "score" and given:
+        flag, _ = next(iter(given.values()))
         raise UserError(f"--mode=score does not search: leave out --{flag}.")
 
-    from tf_teaforn.export import export
+    from tf_teaforn import export as exports
 
-    folder = export(model_dir, export_dir, values.checkpoint, values.mode, **fields)
-    print(f"Exported to {folder}")
+    settings = ("mode", "static_batch", "static_length", "weights_dtype")
+    fields = {name: values[name].value for name in settings}
+    fields |= {field: value for field, (_, value) in given.items()}
+    if values.checkpoint == "all":
+        folders = exports.export_all(model_dir, export_dir, **fields)
+    else:
+        folders = [exports.export(model_dir, export_dir, values.checkpoint, **fields)]
+    for folder in folders:
+        print(f"Exported to {folder}")
 
 
 def main():

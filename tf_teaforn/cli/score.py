@@ -12,7 +12,7 @@ import sys
 from absl import flags
 
 from tf_teaforn.cli import app
-from tf_teaforn.cli.decode import read_lines
+from tf_teaforn.cli.decode import read_lines, warn_of_cuts
 from tf_teaforn.errors import UserError
 
 
@@ -39,6 +39,8 @@ def score(values):
 
     translator = load(model_dir, values.checkpoint)
     scores, tokens = translator.score(sources, targets), translator.count_tokens(targets)
+    warn_of_cuts(translator.cut_sources, len(sources), translator.max_source_length)
+    warn_of_cuts(translator.cut_targets, len(sources), translator.max_target_length, "target")
     for log_probability, count in zip(scores, tokens, strict=True):
         print(f"{log_probability:.6f}\t{count}\t{math.exp(-log_probability / count):.4f}")
     total, count = float(scores.sum()), int(tokens.sum())

@@ -130,18 +130,15 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         # As a product of batches: TensorFlow's plain one is slow on a transposed right side.
         return self._biased(ops.einsum("...d,vd->...v", hidden, self.table()))
 
-    def _biased(self, logits):
-        logits, bias = ops.cast(logits, "float32"), self.bias()
-        return logits if bias is None else logits + bias
-
     def logits_function(self):
         """`logits`, faster when called often: the transposed table is made here, once."""
         table_DxV = ops.transpose(self.table())
+        return lambda hidden: self._biased(ops.matmul(hidden, table_DxV))
 
-        def logits(hidden):
-            return self._biased(ops.matmul(hidden, table_DxV))
-
-        return logits
+    def _biased(self, logits):
+        logits = ops.cast(logits, "float32")
+        bias = self.bias()
+        return logits if bias is None else logits + bias
 
     def get_config(self):
         config = super().get_config()

@@ -1,8 +1,10 @@
 """SavedModel of Decoder-0 for TF Serving: strings in, strings out."""
 
 import json
+import math
 import time
 
+import keras
 import tensorflow as tf
 from etils import epath
 from tensorflow_serving.apis import prediction_log_pb2
@@ -24,6 +26,8 @@ class ServingModule(tf.Module):
             end-of-sentence included.
         token_ids: `inputs` int32 [B, S] ended in end-of-sentence, 0-padded -> `outputs` int32
             [B, T] or [B, n_best, T], `scores`.
+        With static_shape = (B, S), of these shapes alone and their search compiled by XLA:
+            `static`, like serving_default, and `static_token_ids`, like token_ids.
         With mode="score" serving_default alone: `inputs`, `targets` string [B] -> `scores`
             float32 [B].
 
@@ -32,36 +36,89 @@ class ServingModule(tf.Module):
         tokenizer: `Tokenizer`.
         config: `SearchConfig`.
         max_source_length, max_target_length: longer texts are cut before end-of-sentence.
+        static_shape: (B, S), or None.
+        weights_dtype: type that weights are stored in, of `WEIGHTS_DTYPES`; every call converts
+            them to their own.
     """
 
-    def __init__(self, seq2seq, tokenizer, config, max_source_length, max_target_length):
+    def __init__(
+        self,
+        seq2seq,
+        tokenizer,
+        config,
+        max_source_length,
+        max_target_length,
+        static_shape=None,
+        weights_dtype="float32",
+    ):
         super().__init__()
         self.tokenizer = tokenizer
         # Keras' variables are tracked by tf.Module only when they are handed over themselves.
-        self.weights = [variable.value for variable in seq2seq.weights]
+        self.weights = [
+            variable.value
+            if weights_dtype == variable.dtype
+            else tf.Variable(tf.cast(variable.value, weights_dtype), name=variable.path)
+            for variable in seq2seq.weights
+        ]
         self._seq2seq = _Untracked(seq2seq)
         self._config = config
         self._max_source_length = max_source_length
         self._max_target_length = max_target_length
+        self._static_shape = static_shape
+
+    def _stored_weights(self):
+        """Within it, the model computes with the variables of the SavedModel."""
+        variables = self._seq2seq.value.weights
+        return keras.StatelessScope(
+            [
+                (variable, tf.cast(stored, variable.dtype))
+                for variable, stored in zip(variables, self.weights, strict=True)
+            ]
+        )
 
     def _search(self, source_ids):
         inputs = {"encoder_token_ids": source_ids}
-        return decoding.search(self._seq2seq.value, inputs, self._config)
+        with self._stored_weights():
+            return decoding.search(self._seq2seq.value, inputs, self._config)
 
     def signatures(self, mode):
         """{name: `tf.function`} of a mode; a SavedModel holds no other functions."""
-        texts = tf.TensorSpec([None], tf.string, name="inputs")
-        ids = tf.TensorSpec([None, None], tf.int32, name="inputs")
-        targets = tf.TensorSpec([None], tf.string, name="targets")
-        if mode == "score":
-            return {"serving_default": tf.function(self._score, input_signature=[texts, targets])}
-        return {
-            "serving_default": tf.function(self._predict, input_signature=[texts]),
-            "token_ids": tf.function(self._predict_ids, input_signature=[ids]),
-        }
 
-    def _predict(self, inputs):
-        found = self._search(self.tokenizer.encode(inputs, self._max_source_length))
+        def texts(batch=None, name="inputs"):
+            return tf.TensorSpec([batch], tf.string, name=name)
+
+        def ids(batch=None, length=None):
+            return tf.TensorSpec([batch, length], tf.int32, name="inputs")
+
+        if mode == "score":
+            specification = [texts(), texts(name="targets")]
+            return {"serving_default": tf.function(self._score, input_signature=specification)}
+        signatures = {
+            "serving_default": tf.function(self._predict, input_signature=[texts()]),
+            "token_ids": tf.function(self._predict_ids, input_signature=[ids()]),
+        }
+        if self._static_shape:
+            batch, length = self._static_shape
+            compiled = tf.function(
+                self._search, input_signature=[ids(batch, length)], jit_compile=True
+            )
+            signatures["static"] = tf.function(
+                lambda inputs: self._predict(inputs, compiled, length),
+                input_signature=[texts(batch)],
+            )
+            signatures["static_token_ids"] = tf.function(
+                lambda inputs: self._predict_ids(inputs, compiled),
+                input_signature=[ids(batch, length)],
+            )
+        return signatures
+
+    def _predict(self, inputs, search=None, length=None):
+        ids = self.tokenizer.encode(inputs, min(self._max_source_length, length or math.inf))
+        if length:
+            ids = tf.ensure_shape(
+                tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]]), [inputs.shape[0], length]
+            )
+        found = (search or self._search)(ids)
         shape = tf.shape(found.token_ids)
         ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
         outputs = tf.reshape(self.tokenizer.targets.detokenize(ids), shape[:2])
@@ -70,15 +127,16 @@ class ServingModule(tf.Module):
         outputs = tf.where(blank, "", outputs)
         return self._ranked(outputs, tf.where(blank, 0.0, found.scores))
 
-    def _predict_ids(self, inputs):
-        found = self._search(inputs)
+    def _predict_ids(self, inputs, search=None):
+        found = (search or self._search)(inputs)
         return self._ranked(found.token_ids, found.scores)
 
     def _score(self, inputs, targets):
         source_ids = self.tokenizer.encode(inputs, self._max_source_length)
         target_ids = self.tokenizer.targets.encode(targets, self._max_target_length)
         inputs = {"encoder_token_ids": source_ids}
-        return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
+        with self._stored_weights():
+            return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
 
     def _ranked(self, outputs, scores):
         if self._config.n_best == 1:
@@ -94,6 +152,7 @@ class _Untracked:
 
 
 MODES = ("predict", "score")
+WEIGHTS_DTYPES = ("float32", "bfloat16")
 
 
 def write_saved_model(module, export_dir, details, examples, mode):
