@@ -152,7 +152,7 @@ def measure_export(model, rounds):
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         # The ids go around it; its size does not matter.
-        train_sentencepiece(["a b c"] * 100, 270, f"{folder}/vocab.model", character_coverage=1.0)
+        train_sentencepiece(["a b c"] * 100, 265, f"{folder}/vocab.model", character_coverage=1.0)
         tokenizer = Tokenizer.load(f"{folder}/vocab.model")
         module = ServingModule(model, tokenizer, config, LENGTH, LENGTH)
         examples = {"sources": ["a"], "targets": ["b"]}

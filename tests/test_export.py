@@ -243,14 +243,14 @@ def test_n_best(trained, n_best_translator, tmp_path):
 
 
 def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
-    """Both in one export: weights rounded to bfloat16, search compiled for 3 inputs of 12."""
+    """Both in one export: weights rounded to bfloat16, search compiled for 3 inputs of 16."""
     folder = export(
         trained.model_dir,
         tmp_path,
         beam_size=2,
         max_length=16,
         static_batch=3,
-        static_length=12,
+        static_length=16,
         weights_dtype="bfloat16",
     )
     rounded = tf_teaforn.load(trained.model_dir, beam_size=2, max_length=16)
@@ -267,7 +267,7 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
         assert outputs == [hypotheses[0][0] for hypotheses in expected]
         scores = [hypotheses[0][1] for hypotheses in expected]
         np.testing.assert_allclose(found["scores"], scores, rtol=1e-4)
-    ids = np.zeros((3, 12), "int32")
+    ids = np.zeros((3, 16), "int32")
     for row, source in zip(ids, ids_of(translator, sources), strict=True):
         row[: len(source)] = source
     compiled = signatures["static_token_ids"](inputs=tf.constant(ids))
@@ -278,7 +278,7 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
 
     # Sources longer than the shape are cut before their end of sentence.
     long = "the dog " * 10
-    cut = translator.tokenizer.tokenize([long])[:, :11]
+    cut = translator.tokenizer.tokenize([long])[:, :15]
     cut = translator.tokenizer.detokenize(cut.to_tensor()).numpy()[0].decode()
     answers = [
         signatures["static"](inputs=tf.constant([text, "", ""]))["outputs"][0].numpy()
