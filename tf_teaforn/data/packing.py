@@ -13,33 +13,54 @@ from tf_teaforn.data import batching
 from tf_teaforn.data.batching import Batch, Plan, Shape
 
 _LENGTH_MULTIPLE = 8
-# How far the row's sides may be off the proportion of the data's. It is padding on one of them.
-_TOLERANCE = 0.01
+# Rows are made longer until no more of either side is padding.
+_PADDING = 0.04
+# A row may be as long as this, or as two of the longest examples, for the cost of attention.
+_LONGEST_ROW = 256
+_MAX_SHAPES = 32
+# Examples that the padding is estimated from.
+_SAMPLE = 4096
 # Examples that are packed together: many enough to fill rows well, few enough to stay mixed.
 _WINDOW = 1024
 # Windows that are packed at a time; bounds the memory.
 _WINDOWS = 4096
 
 
-def pack_shape(source_lengths: np.ndarray, target_lengths: np.ndarray) -> Shape:
+def pack_shape(source_lengths: np.ndarray, target_lengths: np.ndarray, seed: int) -> Shape:
     """(S, T) of a packed row: multiples of 8 that hold the longest example.
 
     Sources and targets of a language pair are not equally long: rows of equal sides would be full
     of targets and have room left for sources, or the other way round. So the sides are in the
-    proportion of all sources to all targets, to 1%, and the row is the smallest of that kind. No
-    side exceeds the double of its longest example, for the cost of attention; where that leaves no
-    such row, it is the one whose proportion comes nearest.
+    proportion of all sources to all targets. Of such rows it is the shortest that leaves 4% of
+    padding or less on both sides, when a sample is packed; where none of up to 256 ids, or up to
+    twice the longest example, does, it is the one that leaves least.
     """
-    sides = []
-    for lengths in (target_lengths, source_lengths):
-        least = math.ceil(int(lengths.max()) / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        sides.append(np.arange(least, 2 * least + 1, _LENGTH_MULTIPLE))
-    targets, sources = (side.ravel() for side in np.meshgrid(*sides, indexing="ij"))
+    sources, targets = (
+        _side_lengths(int(lengths.max())) for lengths in (source_lengths, target_lengths)
+    )
     proportion = int(source_lengths.sum(dtype=np.int64)) / int(target_lengths.sum(dtype=np.int64))
-    error = np.abs(np.log(sources / targets / proportion))
-    # The first that will do, or the best.
-    best = np.argmin(np.maximum(error, _TOLERANCE))
-    return int(sources[best]), int(targets[best])
+    sample = batching.random_generator(seed).permutation(len(source_lengths))[:_SAMPLE]
+    sample_lengths = (source_lengths[sample], target_lengths[sample])
+    best, least_padding = None, math.inf
+    for target in targets[:: math.ceil(len(targets) / _MAX_SHAPES)]:
+        source = sources[np.argmin(np.abs(sources - target * proportion))]
+        shape = int(source), int(target)
+        rows = len(pack_rows(*sample_lengths, shape, seed)[1]) - 1
+        padding = max(
+            1 - int(lengths.sum()) / (rows * side)
+            for lengths, side in zip(sample_lengths, shape, strict=True)
+        )
+        if padding < least_padding:
+            best, least_padding = shape, padding
+        if padding <= _PADDING:
+            break
+    return best
+
+
+def _side_lengths(longest: int) -> np.ndarray:
+    """Lengths that a row's side may have, ascending."""
+    least = math.ceil(longest / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    return np.arange(least, max(2 * least, _LONGEST_ROW) + 1, _LENGTH_MULTIPLE)
 
 
 def pack_rows(
@@ -47,9 +68,11 @@ def pack_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Puts every example into one row.
 
-    Shuffled windows of 1,024 examples are packed apart from each other, longest first, each into
-    the first row of its window that has room on both sides (first-fit decreasing). All windows
-    advance together, one example each, which makes it a loop over 1,024 and not over all examples.
+    Shuffled windows of 1,024 examples are packed apart from each other. A window begins with as
+    many rows as its ids need at least. Its examples come longest first, each to the row, of those
+    with room on both sides, whose rest is then nearest to the proportion of the sides, or to a new
+    row. All windows advance together, one example each, which makes it a loop over 1,024 and not
+    over all examples.
 
     Args:
       source_lengths: int [N], EOS included.
@@ -76,7 +99,7 @@ def pack_rows(
     for start in range(0, windows, _WINDOWS):
         window = members[start : start + _WINDOWS]
         sides = [
-            np.where(window < 0, 0, lengths[window]).astype(np.int32)
+            np.where(window < 0, 0, lengths[window]).astype(np.int64)
             for lengths in (source_lengths, target_lengths)
         ]
         order = np.argsort(
@@ -85,7 +108,7 @@ def pack_rows(
             kind="stable",
         )
         window, *sides = (np.take_along_axis(array, order, axis=1) for array in (window, *sides))
-        row_of, used = _first_fit(*sides, shape)
+        row_of, used = _balanced_fit(*sides, shape)
         row_of += first_row + (np.cumsum(used) - used)[:, None]
         first_row += int(used.sum())
         packed.append(window[window >= 0])
@@ -96,28 +119,30 @@ def pack_rows(
     return packed[np.argsort(rows, kind="stable")], offsets
 
 
-def _first_fit(
+def _balanced_fit(
     sources_WxK: np.ndarray, targets_WxK: np.ndarray, shape: Shape
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the examples of W windows, counted from 0 in each, and how many each window used."""
     windows, count = sources_WxK.shape
-    # One row a window is always unused, so that the search below finds one.
-    room = np.full((2, windows, 1), np.reshape(shape, (2, 1, 1)), np.int32)
-    used = np.zeros(windows, np.int64)
+    lengths = np.stack([sources_WxK, targets_WxK])
+    sizes = np.reshape(shape, (2, 1)).astype(np.int64)
+    used = (-(-lengths.sum(axis=2) // sizes)).max(axis=0)
+    room = np.empty((2, windows, 0), np.int64)
     row_of = np.empty((windows, count), np.int64)
     every = np.arange(windows)
     for i in range(count):
-        source, target = sources_WxK[:, i], targets_WxK[:, i]
-        fits = (room[0] >= source[:, None]) & (room[1] >= target[:, None])
-        row = np.argmax(fits, axis=1)
-        row_of[:, i] = row
-        room[0, every, row] -= source
-        room[1, every, row] -= target
-        # What fills up a window has no length and opens no row.
-        np.maximum(used, np.where(source > 0, row + 1, 0), out=used)
-        if used.max() == room.shape[2]:
-            unused = np.full_like(room, np.reshape(shape, (2, 1, 1)))
+        if used.max() >= room.shape[2]:
+            unused = np.empty((2, windows, used.max() + 1 - room.shape[2]), np.int64)
+            unused[:] = sizes[:, :, None]
             room = np.concatenate([room, unused], axis=2)
+        left = room - lengths[:, :, i, None]
+        fits = (left >= 0).all(axis=0) & (np.arange(room.shape[2]) < used[:, None])
+        imbalance = np.abs(left[0] * shape[1] - left[1] * shape[0])
+        row = np.argmin(np.where(fits, imbalance, np.iinfo(np.int64).max), axis=1)
+        full = ~fits.any(axis=1)
+        row_of[:, i] = row = np.where(full, used, row)
+        used += full
+        room[:, every, row] -= lengths[:, :, i]
     return row_of, used
 
 
@@ -140,7 +165,7 @@ def pack_plan(
       seed: at least 0.
       batch_multiple: every batch has a multiple of this many rows, for equal shares to replicas.
     """
-    shape = pack_shape(source_lengths, target_lengths)
+    shape = pack_shape(source_lengths, target_lengths, seed)
     examples, offsets = pack_rows(source_lengths, target_lengths, shape, seed)
     sizes = np.diff(offsets)
     packed = len(sizes)
