@@ -179,9 +179,22 @@ class Run:
             )
         _logger.info("Starting from %s", model.init_from)
         seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
+        self._check_positions(seq2seq)
         if self.workers.chief:
             model_dirs.write_architecture(self.model_dir, seq2seq)
         return seq2seq
+
+    def _check_positions(self, seq2seq):
+        """Lengths of this run against tables of positions, before a graph is made."""
+        data, n = self.config.data, self.config.teaforn.n
+        source, target = data.max_source_length, data.max_target_length
+        for layer, longest, flags in (
+            (seq2seq.encoder, source, f"--max_source_length={source} needs"),
+            (seq2seq.decoder, target + n - 1, f"--max_target_length={target} and --n={n} need"),
+        ):
+            limit = getattr(layer, "max_positions", None)
+            if limit is not None and longest > limit:
+                raise UserError(f"{flags} {longest} positions; the model has {limit}.")
 
     def _prepare_vocabulary(self, vocabulary):
         if has_tokenizer(self.model_dir):

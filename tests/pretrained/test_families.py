@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import keras
+import keras_nlp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -20,6 +21,8 @@ from tf_teaforn.data.tokenizers import load_tokenizer, save_tokenizer
 from tf_teaforn.decoding import SearchConfig, search
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
+from tf_teaforn.models.catalog import build_model
+from tf_teaforn.pretrained.hub import HubPreset
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
@@ -276,3 +279,82 @@ def test_positions_past_the_table_of_bart(family):
     assert decoder(x, prepared, start_position=1).shape == (1, 63, 16)
     with pytest.raises(UserError, match="63 tokens at positions from 2 on exceed the 64 positions"):
         decoder(x, prepared, start_position=2)
+
+
+@pytest.fixture(scope="module")
+def t5_preset(folders, tmp_path_factory):
+    """(KerasHub's own model, name of its preset): T5 1.1 with random weights."""
+    backbone = keras_nlp.models.T5Backbone(
+        vocabulary_size=312,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=24,
+        key_value_dim=6,
+        activation="gelu",
+        tie_embedding_weights=False,
+    )
+    vocabulary = (folders["t5"] / "spiece.model").read_bytes()
+    tokenizer = keras_nlp.models.T5Tokenizer(proto=vocabulary)
+    preprocessor = keras_nlp.models.T5Seq2SeqLMPreprocessor(tokenizer, 16, 16)
+    model = keras_nlp.models.T5Seq2SeqLM(backbone=backbone, preprocessor=preprocessor)
+    folder = tmp_path_factory.mktemp("presets") / "t5"
+    model.save_to_preset(str(folder))
+    return model, f"keras_nlp:{folder}"
+
+
+def test_t5_of_keras_hub(t5_preset):
+    theirs, name = t5_preset
+    model = build_model(name, 312)
+    ids = np.random.default_rng(0).integers(2, 300, (2, 7)).astype("int32")
+    inputs = {"encoder_token_ids": ids, "decoder_token_ids": np.roll(ids, 1, axis=1)}
+    masks = {f"{part}_padding_mask": np.ones_like(ids) for part in ("encoder", "decoder")}
+    np.testing.assert_allclose(model(inputs), theirs({**inputs, **masks}), atol=1e-5)
+    with pytest.raises(UserError, match="has 312 tokens, not 300"):
+        build_model(name, 300)
+    with pytest.raises(UserError, match="has its sizes: num_layers cannot be set"):
+        build_model(name, 312, num_layers=1)
+    with pytest.raises(UserError, match="--model=keras_nlp:no_such_preset: KerasHub cannot open"):
+        build_model("keras_nlp:no_such_preset", None)
+
+
+def test_bart_as_keras_hub_converts_it(changed, family):
+    folder = changed("bart", {"num_hidden_layers": 2})
+    converted = HubPreset(f"keras_nlp:{folder}")
+    ours = family("bart")
+    model = converted.build(dropout=0.2)
+    assert model.start_id == 1 and model.decoder.settings["dropout"] == 0.2
+    for a, b in zip(model.weights, ours.seq2seq.weights, strict=True):
+        assert a.path == b.path
+        np.testing.assert_array_equal(a, b)
+    text = ["my brother's station 🙂"]
+    np.testing.assert_array_equal(
+        converted.tokenizer.encode(text, 99), ours.pretrained.tokenizer.encode(text, 99)
+    )
+
+
+def test_bin_train_starts_from_a_preset(t5_preset, folders, corpus, call_command, tmp_path, capsys):
+    name = t5_preset[1]
+    command = (
+        "train",
+        "--task=text",
+        *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
+        "--max_source_length=40",
+        "--max_target_length=40",
+        "--batch_tokens=512",
+        "--train_steps=1",
+        "--eval_every=1",
+        "--n=2",
+        "--beam_size=1",
+        f"--model={name}",
+        f"--model_dir={tmp_path / 'model'}",
+    )
+    assert call_command(*command, "--init_from=elsewhere") == 2
+    assert "names the weights too: leave out --init_from" in capsys.readouterr().err
+    bart = f"keras_nlp:{folders['bart']}"
+    refused = [flag for flag in command if not flag.startswith("--model=")]
+    assert call_command(*refused, f"--model={bart}", "--max_target_length=64") == 2
+    message = "--max_target_length=64 and --n=2 need 65 positions; the model has 64"
+    assert message in capsys.readouterr().err
+    assert call_command(*command) == 0
+    assert json.loads((tmp_path / "model/config.json").read_text())["model"]["model"] == name

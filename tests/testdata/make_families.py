@@ -28,9 +28,10 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
-from tests.testdata.lines import plain_lines, text_lines
 from tokenizers import ByteLevelBPETokenizer
 from torch import nn
+
+from tests.testdata.lines import plain_lines, text_lines
 
 HERE = pathlib.Path(__file__).parent
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 2

@@ -49,7 +49,12 @@ def given_settings(values, but=()):
         for field in settings_module.settings()
         if field.name not in but and values[field.name].value is not None
     }
-    if "init_from" in given:
+    model = given.get("model", "")
+    if model.startswith("keras_nlp:"):
+        if "init_from" in given:
+            raise UserError(f"--model={model} names the weights too: leave out --init_from.")
+        given["init_from"] = model
+    elif "init_from" in given:
         given["init_from"] = absolute(given["init_from"])
     return given
 

@@ -3,6 +3,7 @@
 import keras
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.models import presets
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.embedding import TokenEmbedding
 from tf_teaforn.models.rnn import RnnDecoder, RnnEncoder
@@ -71,24 +72,41 @@ def model_names():
 
 
 def build_model(name, vocabulary_size, **overrides):
-    """Builds a randomly initialised `Seq2Seq`.
+    """Builds a randomly initialised `Seq2Seq`, or that of a preset of KerasHub with its weights.
 
     Args:
-        name: one of `model_names()`.
-        vocabulary_size: V, with id 0 for padding and start, 1 for end of sentence.
+        name: one of `model_names()`, or keras_nlp:<preset>.
+        vocabulary_size: V, with id 0 for padding and start, 1 for end of sentence. None: the
+            preset's.
         **overrides: settings that differ from the named model's: num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout, norm and the other arguments of
             `TransformerEncoder`, or those of `RnnEncoder`; dtype, a Keras policy such as
-            "mixed_bfloat16".
+            "mixed_bfloat16". For a preset dropout and dtype alone.
 
     Raises:
         UserError: unknown name or setting.
     """
+    if name.startswith(presets.PREFIX):
+        return _preset(name, vocabulary_size, **overrides)
     if name not in _MODELS:
-        raise UserError(f"Unknown model {name!r}. Write one of: {', '.join(model_names())}.")
+        raise UserError(
+            f"Unknown model {name!r}. Write one of: {', '.join(model_names())}; or "
+            f"{presets.PREFIX}<preset>, a BART or T5 of KerasHub."
+        )
     encoder, decoder, settings = _MODELS[name]
     settings = with_dropout(settings, overrides.get("dropout"))
     try:
         return _model(encoder, decoder, vocabulary_size, **{**settings, **overrides})
     except (TypeError, ValueError) as error:
         raise UserError(f"Model {name} cannot be built: {error}") from error
+
+
+def _preset(name, vocabulary_size, dtype=None, dropout=None, **others):
+    if others:
+        raise UserError(f"Model {name} has its sizes: {', '.join(others)} cannot be set.")
+    backbone = presets.load_backbone(name)
+    if vocabulary_size not in (None, backbone.vocabulary_size):
+        raise UserError(
+            f"Model {name} has {backbone.vocabulary_size} tokens, not {vocabulary_size}."
+        )
+    return presets.seq2seq_of(backbone, dtype, dropout)
