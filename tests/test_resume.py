@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,12 @@ class Trainer:
             train.main()
             code = 0
         except SystemExit as end:
-            code = end.code
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(code or 0)
+            sys.stderr.flush()
+            os._exit(code)
 
     def finish(self, model_dir):
         code = os.waitstatus_to_exitcode(os.waitpid(self.start(model_dir), 0)[1])
@@ -167,6 +171,8 @@ def run_all(folder):
             try:
                 run_case(name, folder / name)
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)
