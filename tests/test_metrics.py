@@ -188,6 +188,8 @@ def test_paired_bootstrap_equals_brute_force():
         assert found.p_value == pytest.approx((extreme + 1) / 1001, abs=0.003)
         assert "bs:1000" in found.signature and "seed:12345" in found.signature
     assert compare("bleu", HYPOTHESES, HYPOTHESES, REFERENCES).p_value == 1
+    # As bad as each other.
+    assert compare("bleu", ["x"] * 5, ["y"] * 5, REFERENCES).p_value == 1
 
 
 def test_intervals_are_those_of_resampled_examples():

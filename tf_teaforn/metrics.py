@@ -135,11 +135,11 @@ def compare(
     """
     _check_texts(hypotheses, references)
     _check_texts(baseline, references)
-    same = list(baseline) == list(hypotheses)
     if value in _SACREBLEU:
         (first, second), signature = _sacrebleu_bootstrap(value, [baseline, hypotheses], references)
-        # sacreBLEU calls the difference of a system to itself, 0, significant.
-        return Comparison(first.score, second.score, 1.0 if same else second.p_value, signature)
+        # sacreBLEU calls a difference of 0 significant, even that of a system to itself.
+        p_value = 1.0 if first.score == second.score else second.p_value
+        return Comparison(first.score, second.score, p_value, signature)
     metric = "rouge" if value in _ROUGE_TYPES else value
     check_metrics([metric])
     pairs = [_example_scores(metric, texts, references) for texts in (baseline, hypotheses)]
@@ -147,11 +147,12 @@ def compare(
     rng = np.random.default_rng(_SEED)
     indices = rng.choice(len(first), size=(_RESAMPLES, len(first)))
     differences = np.abs((second - first)[indices].mean(axis=1))
-    extreme = differences - differences.mean() > abs(second.mean() - first.mean())
+    difference = abs(second.mean() - first.mean())
+    extreme = differences - differences.mean() > difference
     return Comparison(
         float(first.mean()),
         float(second.mean()),
-        1.0 if same else (int(extreme.sum()) + 1) / (_RESAMPLES + 1),
+        1.0 if difference == 0 else (int(extreme.sum()) + 1) / (_RESAMPLES + 1),
         f"{pairs[0][1]}|bs:{_RESAMPLES}|seed:{_SEED}",
     )
 

@@ -153,7 +153,7 @@ def _loss_curves(grid, task):
         handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8,
         frameon=False,
     )  # fmt: skip
-    figure.supylabel("loss a token", fontsize=9)
+    figure.supylabel("loss / stage-0 token", fontsize=9)
     figure.suptitle(f"{task_title(grid, task)}: loss by stage, mean over seeds", fontsize=10.5)
     return figure
 

@@ -241,7 +241,7 @@ class Sweep:
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
             "checkpoints": list(self.experiment.checkpoints),
-            "command": shlex.join(self.options.command),
+            "command": portable(shlex.join(self.options.command)),
         }
         self._write()
         devices = _devices()
@@ -259,7 +259,8 @@ class Sweep:
                 worked = self._do(run, environment)
                 outcome = "done" if worked else "was done already"
             except (CommandError, UserError, OSError) as error:
-                self._record(run, status="failed", error=" ".join(str(error).split()))
+                message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
+                self._record(run, status="failed", error=message)
                 failed.append(run.name)
                 worked, outcome = True, f"failed: {error}"
             finally:
@@ -294,7 +295,8 @@ class Sweep:
             speed = read_speed(model_dir / "tensorboard")
             origin = {"version": "trained elsewhere"}
             if (model_dir / "command.txt").exists():
-                origin["command"] = (model_dir / "command.txt").read_text().splitlines()[-1]
+                command = (model_dir / "command.txt").read_text().splitlines()[-1]
+                origin["command"] = portable(command)
             self._record(run, seconds=speed.get("seconds"), speed=speed, **origin)
         curves = results_file.read_curves(model_dir / "metrics.jsonl")
         self._record(run, curves=curves)
@@ -365,7 +367,7 @@ class Sweep:
         ]
 
     def _command(self, run):
-        return shlex.join(["bin/train", *self._train_flags(run)])
+        return portable(shlex.join(["bin/train", *self._train_flags(run)]))
 
     def _is_trained(self, run):
         """Whether a finished run is there.
@@ -433,6 +435,7 @@ class Sweep:
         if not path.exists():
             return None
         result = json.loads(path.read_bytes())
+        result["command"] = portable(result.get("command", ""))
         # An older version's result lacks what the report needs.
         complete = "references_sha256" in result
         wanted = {name for name in self.experiment.metrics if name != "rouge"}
@@ -537,6 +540,14 @@ def differences(found: RunConfig, expected: RunConfig) -> list[str]:
         for name in sorted({*mine, *theirs} - ignored)
         if value(mine, name) != value(theirs, name)
     ]
+
+
+def portable(command: str) -> str:
+    """A command line as it is written in a checkout, with paths from the current folder."""
+    parts = [part.replace(f"{os.getcwd()}/", "") for part in shlex.split(command)]
+    if parts and not os.path.basename(parts[0]).startswith("teaforn-"):
+        parts[0] = f"bin/{os.path.basename(parts[0])}"
+    return shlex.join(parts)
 
 
 def launch_process(name, flags, log, environment):
