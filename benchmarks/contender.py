@@ -1,0 +1,74 @@
+"""Programs that are measured side by side, each in a process and an environment of its own.
+
+A contender prepares itself, then waits for its turns: only one works at a time.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+_MARK = "measured "
+
+
+class Contender:
+    """A process that measures itself when told to.
+
+    Args:
+        name: in tables.
+        command: list of str, a program that calls `take_turns`.
+        environment: variables besides this process's.
+    """
+
+    def __init__(self, name, command, environment=None):
+        self.name = name
+        self.measured = []
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._read()
+
+    def _read(self):
+        """The next dictionary that the process prints."""
+        for line in self._process.stdout:
+            if line.startswith(_MARK):
+                return json.loads(line.removeprefix(_MARK))
+        raise RuntimeError(f"{self.name} stopped with exit code {self._process.wait()}")
+
+    def turn(self):
+        """Lets it measure once."""
+        print(file=self._process.stdin, flush=True)
+        self.measured.append(self._read())
+
+    def stop(self):
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def median(self, name):
+        """Median of what it measured under that name."""
+        return statistics.median(measured[name] for measured in self.measured)
+
+
+def take_turns(measure):
+    """In a contender: calls `measure`, which returns a dictionary of numbers, at each turn."""
+    print(_MARK + "{}", flush=True)
+    for _ in sys.stdin:
+        print(_MARK + json.dumps(measure()), flush=True)
+
+
+def print_table(rows):
+    """Prints dictionaries with the same keys, one a line."""
+    texts = [list(rows[0])]
+    texts += [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for text in texts:
+        print("  ".join(value.rjust(width) for value, width in zip(text, widths, strict=True)))
