@@ -162,6 +162,7 @@ class Run:
         if folder is None or checkpoint.steps(self.model_dir):
             return None
         pretrained = open_folder(folder)
+        self._check_positions(pretrained.max_positions)
         if has_tokenizer(self.model_dir):
             kept = model_dirs.read_tokenizer(self.model_dir)
             if kept.fingerprint != pretrained.tokenizer.fingerprint:
@@ -179,22 +180,20 @@ class Run:
             )
         _logger.info("Starting from %s", model.init_from)
         seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
-        self._check_positions(seq2seq)
         if self.workers.chief:
             model_dirs.write_architecture(self.model_dir, seq2seq)
         return seq2seq
 
-    def _check_positions(self, seq2seq):
-        """Lengths of this run against tables of positions, before a graph is made."""
+    def _check_positions(self, limit):
+        """Lengths of this run against the number of positions that a model knows, or None."""
         data, n = self.config.data, self.config.teaforn.n
         source, target = data.max_source_length, data.max_target_length
-        for layer, longest, flags in (
-            (seq2seq.encoder, source, f"--max_source_length={source} needs"),
-            (seq2seq.decoder, target + n - 1, f"--max_target_length={target} and --n={n} need"),
+        for needed, flags in (
+            (source, f"--max_source_length={source} needs"),
+            (target + n - 1, f"--max_target_length={target} and --n={n} need"),
         ):
-            limit = getattr(layer, "max_positions", None)
-            if limit is not None and longest > limit:
-                raise UserError(f"{flags} {longest} positions; the model has {limit}.")
+            if limit is not None and needed > limit:
+                raise UserError(f"{flags} {needed} positions; the model has {limit}.")
 
     def _prepare_vocabulary(self, vocabulary):
         if has_tokenizer(self.model_dir):

@@ -15,12 +15,7 @@ class Decoder(keras.layers.Layer):
     the embedding turns them into logits.
 
     `step`, looped over the positions, equals `call`.
-
-    Attributes:
-        max_positions: how many positions there are vectors for, or None: any number.
     """
-
-    max_positions = None
 
     def prepare(
         self,
