@@ -1,8 +1,8 @@
-"""Makes the models of BART, T5 and Marian here, and what Hugging Face computes with them.
+"""Makes the models of PEGASUS, BART, T5, Marian here, and what Hugging Face computes with them.
 
     python -m venv peers
     peers/bin/pip install torch==2.13.0 transformers==5.24.0 sentencepiece protobuf
-    peers/bin/python -m tests.testdata.make_families bart t5 t5_v1_1 marian
+    peers/bin/python -m tests.testdata.make_families pegasus bart t5 t5_v1_1 marian
 
 Each folder holds what `save_pretrained` wrote, `spiece.model` compressed, and `expected.npz`:
 
@@ -14,8 +14,9 @@ Each folder holds what `save_pretrained` wrote, `spiece.model` compressed, and `
     curve                       float32 [20], losses of as many steps of Adam that learn to copy
     line_ids, line_lengths      ids of `lines.text_lines`, end of sentence included
 
-and `lines.json.gz`, what those ids are decoded to. t5_v1_1 has the tokenizer of t5. The models are
-trained for some seconds on reversing lists, so that they end their outputs.
+and `lines.json.gz`, what those ids are decoded to. t5_v1_1 has the tokenizer of t5. For PEGASUS the
+lines have <n> for a newline, and the texts <unk> for what is unknown. The models are trained for
+some seconds on reversing lists, so that they end their outputs.
 """
 
 import gzip
@@ -158,7 +159,24 @@ def make_marian(folder):
     return model, tokenizer
 
 
+def make_pegasus(folder):
+    path = folder / "spiece.model"
+    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    train_spm(path, 280, None, "nmt_nfkc", user_defined_symbols=["<n>"], **special)
+    tokenizer = transformers.PegasusTokenizer.from_pretrained(folder)
+    config = transformers.PegasusConfig(
+        vocab_size=103 + sentencepiece.SentencePieceProcessor(str(path)).get_piece_size(),
+        max_position_embeddings=64,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+        activation_function="relu",
+        **sizes(),
+    )
+    return transformers.PegasusForConditionalGeneration(config), tokenizer
+
+
 FAMILIES = {
+    "pegasus": make_pegasus,
     "bart": make_bart,
     "t5": make_t5,
     "t5_v1_1": make_t5_v1_1,
@@ -222,8 +240,9 @@ def make(name):
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
-    # opus-mt models start from a zero vector, the row of padding, which training would move.
-    zero_row = model.config.pad_token_id if name == "marian" else None
+    # The published models of these two start from a zero vector, the row of padding. The tied
+    # softmax would move it.
+    zero_row = model.config.pad_token_id if name in ("marian", "pegasus") else None
     batches = (batch_of(model, draw, 32, start) for _ in range(STEPS.get(name, 900)))
     losses = train(model, batches, 4e-3, zero_row)
     print(name, "loss", losses[0], losses[-1])
@@ -250,11 +269,18 @@ def make(name):
                 found["beam_scores"] = output.sequences_scores.numpy()
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
-    curve = train(model, [(sources, sources)] * 20, LEARNING_RATE)
+    curve = train(model, [(sources, sources)] * 20, LEARNING_RATE, zero_row)
     lines = text_lines() if name != "t5_v1_1" else []
+    if name == "pegasus":
+        lines = [line.replace("\n", "<n>") for line in lines]
     ids = [tokenizer(line).input_ids for line in lines]
     texts = [
-        tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        tokenizer.decode(
+            # Without its end of sentence.
+            row[:-1] if name == "pegasus" else row,
+            skip_special_tokens=name != "pegasus",
+            clean_up_tokenization_spaces=False,
+        )
         for row in ids
     ]
     np.savez_compressed(

@@ -1,11 +1,9 @@
 """PEGASUS as Hugging Face keeps it: config.json, model.safetensors, spiece.model."""
 
-import numpy as np
-
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
-from tf_teaforn.pretrained.bart_layout import assign_all, has_logits_bias
+from tf_teaforn.pretrained.bart_layout import assign_all, has_logits_bias, padding_is_zero
 from tf_teaforn.pretrained.importer import Pretrained
 from tf_teaforn.pretrained.tensors import model_type, open_safetensors, read_settings
 from tf_teaforn.pretrained.transformer import (
@@ -65,13 +63,11 @@ class Pegasus(Pretrained):
             dtype=dtype,
             scaled=self._settings.get("scale_embedding", False),
             logits_bias=has_logits_bias(tensors),
+            # The tied softmax of transformers trains the row of padding, which decoding starts
+            # from; in the published models it is zero.
+            zero_row=padding_is_zero(tensors, 0),
         )
         variables = layer_variables(seq2seq)
         sources = {key: hugging_face_source(*key) for key in variables}
         assign_all(seq2seq, variables, sources, tensors)
-        if np.any(seq2seq.embedding.embeddings[0]):
-            raise UserError(
-                f"{self._folder}: the row of padding is not zero, so decoding does "
-                "not start from the zero vector, as PEGASUS does."
-            )
         return seq2seq
