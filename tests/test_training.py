@@ -115,6 +115,8 @@ def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, ca
         return dataset(*args, **kwargs).enumerate().map(spoil)
 
     monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    # Of a run that was killed before its first checkpoint.
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
     flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3", "--log_every=3")
     assert nano(tmp_path, *flags, "--steps_per_execution=3") == 0
     assert "1 steps skipped so far. Not a finite number at step 2: the loss of stage" in caplog.text

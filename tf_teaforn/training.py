@@ -237,6 +237,9 @@ class Run:
         """
         found = checkpoint.load_training(self.model_dir)
         if found is None:
+            # Of a run that was killed before its first checkpoint.
+            if self.workers.chief:
+                self._forget_later_records()
             return
         weights, optimizer, state = found
         trained_with = state.get("vocabulary", self.tokenizer.fingerprint)
@@ -341,8 +344,7 @@ class Run:
         )
         self.restore()
         if self.workers.chief:
-            last_step = self.step if self.step else None
-            self.writer = ScalarWriter(self.model_dir / "tensorboard", last_step)
+            self.writer = ScalarWriter(self.model_dir / "tensorboard", self.step)
         self.workers.wait()
         if self._unfinished():
             with Interruption() as interruption:

@@ -1,6 +1,7 @@
 """Points for TensorBoard."""
 
 import tensorflow as tf
+from etils import epath
 
 
 class ScalarWriter:
@@ -12,9 +13,8 @@ class ScalarWriter:
             withdrawn.
     """
 
-    def __init__(self, directory, last_step=None):
-        if last_step is not None:
-            _withdraw_after(str(directory), last_step)
+    def __init__(self, directory, last_step):
+        _withdraw_after(epath.Path(directory), last_step)
         self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, step, values):
@@ -26,14 +26,24 @@ class ScalarWriter:
 
 
 def _withdraw_after(directory, step):
-    """Writes the event upon which TensorBoard forgets points at later steps.
+    """Rewrites the event files without points at later steps, and without torn ends.
 
-    It is SessionLog.START: `EventAccumulator._CheckForRestartAndMaybePurge` in
-    tensorboard/backend/event_processing/event_accumulator.py.
+    TensorBoard's own way, an event SessionLog.START, leaves points behind in some of its readers.
     """
-    log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-    # The writer of TensorFlow 1, the only one that writes such an event, wants a graph.
-    with tf.Graph().as_default():
-        writer = tf.compat.v1.summary.FileWriter(directory)
-        writer.add_session_log(log, global_step=step + 1)
-        writer.close()
+    for path in directory.glob("events.out.tfevents.*"):
+        kept, dropped = [], False
+        try:
+            for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+                late = tf.compat.v1.Event.FromString(record).step > step
+                dropped = dropped or late
+                if not late:
+                    kept.append(record)
+        except tf.errors.DataLossError:
+            # The process was killed while it wrote.
+            dropped = True
+        if dropped:
+            temporary = directory / "rewritten.tmp"
+            with tf.io.TFRecordWriter(str(temporary)) as writer:
+                for record in kept:
+                    writer.write(record)
+            temporary.replace(path)

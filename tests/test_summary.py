@@ -1,0 +1,24 @@
+"""A continued run shows each point once."""
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tf_teaforn.tf_backend.summary import ScalarWriter
+
+
+def test_points_after_the_last_step_are_withdrawn(tmp_path):
+    for last_step, steps in (
+        (0, range(1, 4)),
+        (0, range(1, 9)),
+        (5, range(6, 12)),
+        (10, range(11, 13)),
+    ):
+        for path in tmp_path.iterdir():
+            # A process that was killed while it wrote.
+            with path.open("ab") as file:
+                file.write(b"torn")
+        writer = ScalarWriter(tmp_path, last_step)
+        for step in steps:
+            writer.write(step, {"loss": float(step)})
+    events = EventAccumulator(str(tmp_path), {"tensors": 0})
+    events.Reload()
+    assert [point.step for point in events.Tensors("loss")] == [*range(1, 13)]
