@@ -20,7 +20,7 @@ DISTRIBUTIONS = {
     "tensorflow_serving": "tensorflow_serving_api",
 }
 # Of environments beside ours, for comparison.
-PEERS = {"ctranslate2", "tokenizers", "torch", "transformers"}
+PEERS = {"ctranslate2", "opennmt", "tokenizers", "torch", "transformers"}
 # May be asked for without being imported: keras' backend, tf.summary's writer, the test runner.
 RUNTIME = {"@pip//tensorflow", "@pip//tensorboard", "@pip//pytest"}
 

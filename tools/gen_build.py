@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
 }
 
 # What programs that compare with others import, in environments of their own: not ours to bring.
-PEERS = {"ctranslate2", "tokenizers", "torch", "transformers"}
+PEERS = {"ctranslate2", "opennmt", "tokenizers", "torch", "transformers"}
 
 # The commands as tests run them.
 COMMANDS = "//bin:commands"

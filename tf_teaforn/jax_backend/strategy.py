@@ -161,9 +161,11 @@ class StepRunner:
         return self._distribute(dataset((0, 1)))
 
     def _distribute(self, dataset):
-        return map(self._put, dataset.as_numpy_iterator())
+        return map(self.put, dataset.as_numpy_iterator())
 
-    def _put(self, batch):
+    def put(self, batch):
+        """A batch of arrays, on the devices."""
+
         def put(array):
             layout = self.strategy.distribution.get_data_layout(array.shape)
             return jax.device_put(array, layout.backend_layout)
