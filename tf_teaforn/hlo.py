@@ -11,11 +11,13 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
-_NAME = re.compile(r"%?([\w.\-]+)$")
+_NAME = re.compile(r"[\w.\-]+")
+_MARKED_NAME = re.compile(r"%([\w.\-]+)")
+_COMMENT = re.compile(r"/\*.*?\*/")
 _CALLED = re.compile(r"\b(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{(.*?)\}")
 # Instructions that hand a number on.
-_SAME_VALUE = ("copy", "convert", "reshape", "bitcast", "broadcast", "optimization-barrier")
+_SAME_VALUE = ("copy", "convert", "reshape", "bitcast", "broadcast", "opt-barrier")
 
 
 class _Instruction(NamedTuple):
@@ -106,13 +108,14 @@ def _instruction(text):
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     opcode = _OPCODE.match(text, end)
     close = _closing(text, opcode.end() - 1)
-    # An operand may have its shape in front of its name.
-    inside = re.sub(r"/\*.*?\*/|\{[^{}]*\}|\[[^\[\]]*\]", "", text[opcode.end() : close])
-    names = (_NAME.search(operand.strip()) for operand in inside.split(","))
+    inside = text[opcode.end() : close]
     if opcode[1] in ("constant", "parameter"):
-        operands = (text[opcode.end() : close],)
+        operands = (inside,)
+    elif "%" in inside:
+        # Each operand has its shape in front of its name.
+        operands = tuple(_MARKED_NAME.findall(inside))
     else:
-        operands = tuple(name[1] for name in names if name)
+        operands = tuple(_NAME.findall(_COMMENT.sub("", inside)))
     return _Instruction(text[:end], opcode[1], operands, text[close + 1 :])
 
 
@@ -142,50 +145,61 @@ def _turns(module, computation, loop):
     return min(known)
 
 
+def _source(module, computation, name):
+    """(computation, instruction) that a value comes from, past all that only hands it on.
+
+    A function that is called takes a loop's state as a whole, as TensorFlow's wrappers do: a place
+    in its parameter is that place in the state.
+    """
+    while True:
+        instruction = computation.instructions[name]
+        if instruction.opcode in _SAME_VALUE:
+            name = instruction.operands[0]
+        elif instruction.opcode == "call" and len(instruction.operands) == 1:
+            computation = module[instruction.attribute("to_apply")]
+            name = computation.root
+        elif instruction.opcode == "get-tuple-element":
+            inside, whole = _source(module, computation, instruction.operands[0])
+            if whole.opcode != "tuple":
+                return computation, instruction
+            computation, name = inside, whole.operands[int(instruction.attribute("index"))]
+        else:
+            return computation, instruction
+
+
+def _scalar(module, computation, name):
+    """What a number is: ("constant", value), ("element", place in the parameter) or None."""
+    computation, instruction = _source(module, computation, name)
+    if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.operands[0]):
+        return "constant", int(instruction.operands[0])
+    if instruction.opcode == "get-tuple-element":
+        _, whole = _source(module, computation, instruction.operands[0])
+        if whole.opcode == "parameter":
+            return "element", int(instruction.attribute("index"))
+    return None
+
+
 def _bounds(module, computation, name):
-    """Pairs (counter, bound), as `_resolve` has them, of which a condition says counter < bound."""
-    instruction = computation.instructions[name]
+    """Pairs (counter, bound), as `_scalar` has them, of which a condition says counter < bound."""
+    computation, instruction = _source(module, computation, name)
     if instruction.opcode == "and":
         return [b for part in instruction.operands for b in _bounds(module, computation, part)]
-    if instruction.opcode == "call":
-        called = module[instruction.attribute("to_apply")]
-        return _bounds(module, called, called.root) if len(instruction.operands) == 1 else []
-    if instruction.opcode in _SAME_VALUE:
-        return _bounds(module, computation, instruction.operands[0])
     if instruction.opcode == "compare" and instruction.attribute("direction") == "LT":
-        sides = [_resolve(computation, operand) for operand in instruction.operands]
+        sides = [_scalar(module, computation, operand) for operand in instruction.operands]
         if None not in sides:
             return [sides]
     return []
 
 
-def _resolve(computation, name):
-    """What a scalar is: ("constant", value), ("element", place in the parameter) or None."""
-    instruction = computation.instructions[name]
-    while instruction.opcode in _SAME_VALUE:
-        name = instruction.operands[0]
-        instruction = computation.instructions[name]
-    if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.operands[0]):
-        return "constant", int(instruction.operands[0])
-    if instruction.opcode == "get-tuple-element":
-        place = int(instruction.attribute("index"))
-        source = computation.instructions[instruction.operands[0]]
-        if source.opcode == "tuple":
-            return _resolve(computation, source.operands[place])
-        if source.opcode == "parameter":
-            return "element", place
-    return None
-
-
 def _turns_of_bound(module, computation, loop, body, counter, bound):
-    start = computation.instructions[loop.operands[0]]
+    _, start = _source(module, computation, loop.operands[0])
     result = body.instructions[body.root]
     if counter[0] != "element" or start.opcode != "tuple" or result.opcode != "tuple":
         return None
-    first = _resolve(computation, start.operands[counter[1]])
+    first = _scalar(module, computation, start.operands[counter[1]])
     if bound[0] == "element":
-        unchanged = _resolve(body, result.operands[bound[1]]) == bound
-        bound = _resolve(computation, start.operands[bound[1]]) if unchanged else None
+        unchanged = _scalar(module, body, result.operands[bound[1]]) == bound
+        bound = _scalar(module, computation, start.operands[bound[1]]) if unchanged else None
     step = _step(module, body, result.operands[counter[1]], counter)
     if None in (first, bound, step) or (first[0], bound[0]) != ("constant", "constant"):
         return None
@@ -194,11 +208,9 @@ def _turns_of_bound(module, computation, loop, body, counter, bound):
 
 def _step(module, body, name, counter):
     """What a loop's body adds to its counter each turn, or None."""
-    instruction = body.instructions[name]
-    while instruction.opcode in _SAME_VALUE:
-        instruction = body.instructions[instruction.operands[0]]
+    computation, instruction = _source(module, body, name)
     if instruction.opcode != "add":
         return None
-    parts = [_resolve(body, operand) for operand in instruction.operands]
+    parts = [_scalar(module, computation, operand) for operand in instruction.operands]
     steps = [part[1] for part in parts if part is not None and part[0] == "constant"]
     return steps[0] if counter in parts and steps and steps[0] > 0 else None

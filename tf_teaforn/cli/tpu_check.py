@@ -20,6 +20,7 @@ from tf_teaforn.errors import UserError
 _LISTS = ("n", "remat")
 # What libtpu asks the machine for, if it is not told, and JAX's own device.
 _ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",

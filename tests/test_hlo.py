@@ -1,0 +1,79 @@
+"""Products counted in HLO: loops by hand, the train step by its closed formula."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_teaforn import TeaForN, build_model
+from tf_teaforn.flops import training_flops
+from tf_teaforn.hlo import matmul_flops
+from tf_teaforn.tf_backend.hlo import train_step_hlo
+
+jax = pytest.importorskip("jax")
+
+
+def jax_text(function, *arguments):
+    return jax.jit(function).lower(*arguments).as_text("hlo")
+
+
+def tensorflow_text(function, *specs):
+    compiled = tf.function(function, input_signature=specs, jit_compile=True)
+    return compiled.experimental_get_compiler_ir(*specs)(stage="hlo")
+
+
+def test_products():
+    def function(x, y):
+        return jax.numpy.einsum("bij,bkj->bik", x, y) @ np.ones((7, 2))
+
+    text = jax_text(function, np.ones((3, 4, 5)), np.ones((3, 7, 5)))
+    assert matmul_flops(text) == 2 * (3 * 4 * 7 * 5 + 3 * 4 * 2 * 7)
+
+
+def test_loops_count_their_turns():
+    def layer(x, weights):
+        x = jax.lax.fori_loop(0, 3, lambda i, x: x @ x.T @ x, x)
+        return jax.numpy.tanh(x @ weights), None
+
+    def loss(x, weights):
+        return jax.lax.scan(jax.checkpoint(layer), x, weights)[0].sum()
+
+    x, weights = np.ones((4, 8)), np.ones((5, 8, 8))
+    forward = 5 * 2 * (3 * 2 * 4 * 4 * 8 + 4 * 8 * 8)
+    assert matmul_flops(jax_text(loss, x, weights)) == forward
+    # Forwards, forwards again, and two products for each backwards.
+    assert matmul_flops(jax_text(jax.grad(loss, (0, 1)), x, weights)) == 4 * forward
+
+
+def test_loops_of_tensorflow():
+    def function(x):
+        return tf.while_loop(lambda i, x: i < 10, lambda i, x: (i + 3, x @ x), (tf.constant(0), x))[
+            1
+        ]
+
+    text = tensorflow_text(function, tf.TensorSpec([6, 6]))
+    assert matmul_flops(text) == 4 * 2 * 6**3
+
+
+def test_a_loop_without_end_is_no_number():
+    def function(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 1.0, lambda x: x @ x, x)
+
+    with pytest.raises(ValueError, match="number of turns"):
+        matmul_flops(jax_text(function, np.ones((2, 2))))
+
+
+@pytest.mark.parametrize("settings", [{"n": 1}, {"n": 3}, {"n": 2, "shared": False}])
+def test_a_train_step_takes_what_the_formula_says(settings):
+    sizes = {"num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+    shape = {"batch_size": 4, "source_length": 12, "target_length": 8, "vocabulary_size": 400}
+    seq2seq = build_model("transformer_tiny", 400, num_heads=2, **sizes)
+    model = TeaForN(seq2seq, **settings)
+    model.compile(optimizer=keras.optimizers.SGD())
+    source, target = (tf.zeros([4, length], tf.int32) for length in (12, 8))
+    batch = {"encoder_token_ids": source, "decoder_token_ids": target}, target, tf.ones([4, 8])
+    module = train_step_hlo(model, batch)
+    from jaxlib import _hlo
+
+    counted = matmul_flops(_hlo.XlaComputation(module).as_hlo_text())
+    assert counted == pytest.approx(training_flops(**sizes, **shape, **settings), rel=0.02)
