@@ -12,6 +12,7 @@ Environments: `pip install 'jax[cuda13]' keras keras-nlp`; `pip install torch tr
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -91,8 +92,10 @@ def ours(name, toy, n):
     runner = StepRunner(strategy, model)
     batch = runner.put((inputs, targets, np.ones(targets.shape, "float32")))
 
+    numbers = itertools.count(1)
+
     def step():
-        runner.train(iter([batch]))
+        runner.train(iter([batch]), next(numbers))
 
     def wait():
         jax.block_until_ready([variable.value for variable in model.variables])

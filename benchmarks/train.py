@@ -54,7 +54,8 @@ def ours(n):
     import tensorflow as tf
 
     from tf_teaforn import TeaForN, build_model
-    from tf_teaforn.tf_backend.strategy import StepRunner, make_strategy
+    from tf_teaforn.tf_backend.step_runner import StepRunner
+    from tf_teaforn.tf_backend.strategy import make_strategy
 
     keras.utils.set_random_seed(0)
     model = TeaForN(build_model("transformer_base", VOCABULARY, dropout=0.1), n=n)
@@ -66,10 +67,11 @@ def ours(n):
     }
     batch = inputs, targets, np.ones(targets.shape, "float32")
     runner = StepRunner(make_strategy("one"), model)
-    batches = iter(runner.distribute(tf.data.Dataset.from_tensors(batch).repeat()))
+    batches = runner.iterator(lambda shard: tf.data.Dataset.from_tensors(batch).repeat())
+    numbers = itertools.count(1)
 
     def step():
-        runner.train(batches)
+        runner.train(batches, next(numbers))
         # Waits for the update.
         float(model.metrics[0].result())
 
