@@ -93,3 +93,23 @@ def test_variables_have_the_same_names_in_every_run(name):
 def test_adam_has_the_field_s_settings():
     adam = build_optimizer(TrainingConfig())
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.9, 0.998, 1e-9)
+
+
+def test_adafactor_is_that_of_keras_in_less_memory():
+    settings = {"beta_2_decay": -0.8, "clip_threshold": 1.0, "relative_step": False}
+    training = TrainingConfig(optimizer="adafactor", schedule="constant", warmup_steps=0)
+    ours = build_optimizer(training)
+    theirs = keras.optimizers.Adafactor(training.learning_rate, **settings)
+    random = np.random.default_rng(0)
+    start = [random.normal(size=shape).astype("float32") for shape in ((5, 3), (4,), (2, 3, 4))]
+    weights = [[keras.Variable(value) for value in start] for _ in range(2)]
+    for _ in range(4):
+        gradients = [random.normal(size=value.shape).astype("float32") for value in start]
+        for optimizer, variables in zip((ours, theirs), weights, strict=True):
+            optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients], variables)
+    for actual, expected, value in zip(*weights, start, strict=True):
+        expected = keras.ops.convert_to_numpy(expected)
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(actual), expected, rtol=1e-5)
+        assert np.max(np.abs(expected - value)) > 1e-4
+    # Rows and columns of the matrices; the vector's moments and two placeholders; the step.
+    assert sum(np.prod(v.shape) for v in ours.variables) == 5 + 3 + 4 + 2 + 2 * 3 + 2 * 4 + 1

@@ -40,6 +40,41 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         }
 
 
+@keras.saving.register_keras_serializable("tf_teaforn")
+class Adafactor(keras.optimizers.Adafactor):
+    """Keras' Adafactor (Shazeer and Stern 2018) in the memory that the method is known for.
+
+    Keras keeps the second moments of a matrix twice: factored, and multiplied out, which takes as
+    much memory as the weights and is never read by the next step.
+    """
+
+    def add_variable_from_reference(self, reference_variable, name=None, **kwargs):
+        if name == "velocity" and len(reference_variable.shape) >= 2:
+            return None
+        return super().add_variable_from_reference(reference_variable, name=name, **kwargs)
+
+    def update_step(self, gradient, variable, learning_rate):
+        if len(variable.shape) < 2:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        index = self._get_variable_index(variable)
+        rows, columns = self._r[index], self._c[index]
+        step = ops.cast(self.iterations + 1, variable.dtype)
+        rate = ops.minimum(ops.cast(learning_rate, variable.dtype), 1 / ops.sqrt(step))
+        rate = rate * ops.maximum(self.epsilon_2, self._rms(variable))
+        decay = 1 - ops.power(step, self.beta_2_decay)
+        gradient = ops.cast(gradient, variable.dtype)
+        squares = ops.square(gradient) + self.epsilon_1
+        new_rows = decay * rows + (1 - decay) * ops.mean(squares, axis=-1)
+        new_columns = decay * columns + (1 - decay) * ops.mean(squares, axis=-2)
+        self.assign(rows, new_rows)
+        self.assign(columns, new_columns)
+        share = new_rows / ops.mean(new_rows, axis=-1, keepdims=True)
+        update = gradient / ops.sqrt(share[..., None] * new_columns[..., None, :])
+        update = update / ops.maximum(1.0, self._rms(update) / self.clip_threshold)
+        self.assign_sub(variable, rate * update)
+
+
 def build_optimizer(training):
     """Builds the optimizer of a `TrainingConfig`.
 
@@ -56,7 +91,7 @@ def build_optimizer(training):
     if name == "adam":
         return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9, name=name)
     if name == "adafactor":
-        return keras.optimizers.Adafactor(
+        return Adafactor(
             schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False, name=name
         )
     return keras.optimizers.SGD(schedule, name=name)
