@@ -34,6 +34,8 @@ def flags(corpus, small_model):
         "--schedule=constant",
         "--warmup_steps=0",
         "--batching=fixed",
+        # 20 rows, which four parts of the mesh share without more.
+        "--batch_tokens=480",
         "--decode_length=4",
         "--log_every=1",
         "--eval_every=3",
