@@ -4,8 +4,13 @@
 
 Transformer-base, B=16, S=T=64, V=32000, float32, Adam, dropout 0.1, random weights, two threads;
 ours is the step that bin/train runs, under TensorFlow, for N = 1, 2, 3. The contenders take turns.
-Their environments: `pip install torch transformers`; `pip install OpenNMT-tf==2.32.0`, which needs
-TensorFlow 2.13 or older and so Python 3.11 or older. Without a flag its contender is left out.
+Their environments, on Python 3.11:
+
+    pip install torch transformers
+    pip install OpenNMT-tf==2.32.0 tensorflow-cpu==2.13.1 numpy==1.24.3 'setuptools<70'
+
+OpenNMT-tf needs TensorFlow 2.13 or older, which is not there for newer Pythons. Without a flag its
+contender is left out.
 """
 
 import argparse

@@ -96,8 +96,10 @@ def test_checkpoints_are_the_same(runs, name):
         expected, actual = weights(runs / "tensorflow", file), weights(runs / name, file)
         assert actual.keys() == expected.keys()
         for path, value in expected.items():
-            assert actual[path].dtype == value.dtype, path
+            assert actual[path].shape == value.shape, path
+            # Counters have 32 bits under JAX.
             if value.dtype.kind == "f":
+                assert actual[path].dtype == value.dtype, path
                 np.testing.assert_allclose(actual[path], value, rtol=0, atol=2e-5, err_msg=path)
 
 
