@@ -81,7 +81,7 @@ def check(values):
         f"{values.topology}, {topology.memory / 2**30:.0f} GiB a device; batch {batch_size}, "
         f"S={lengths[0]}, T={lengths[1]}, V={config.model.vocab_size}"
     )
-    settings = [{"n": n} for n in counts]
+    settings = [{"n": n, "remat": remat} for remat in values.remat for n in counts]
     for line in report(config, topology, batch_size, settings, values.compile):
         print(line, flush=True)
 
