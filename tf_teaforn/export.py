@@ -6,6 +6,7 @@ from tf_teaforn import checkpoint as checkpoints
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
+from tf_teaforn.pretrained.to_hugging_face import write_folder
 from tf_teaforn.tf_backend.export import (
     MODES,
     WEIGHTS_DTYPES,
@@ -25,6 +26,27 @@ def export_all(model_dir, export_dir, **settings):
         raise UserError(f"--checkpoint=all: --model_dir={model_dir} has no checkpoint.")
     for step in steps:
         yield export(model_dir, export_dir, str(step), **settings)
+
+
+def export_transformers(model_dir, export_dir, checkpoint="best"):
+    """Writes Decoder-0's model as Hugging Face `transformers` keeps it; returns the folder.
+
+    Args:
+        model_dir: what `bin/train` wrote.
+        export_dir: the folder to write, which must not exist or be empty.
+        checkpoint: best, latest, <step> or average:<n>.
+
+    Raises:
+        UserError: the model has no counterpart there, or there is no such checkpoint.
+    """
+    config = model_dirs.read_config(model_dir)
+    tokenizer = model_dirs.read_tokenizer(model_dir)
+    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer.vocabulary_size, checkpoint)
+    longest = max(config.data.max_source_length + 50, config.data.max_target_length)
+    write_folder(
+        seq2seq, tokenizer, export_dir, max_length=longest, beam_size=config.decoding.beam_size
+    )
+    return export_dir
 
 
 def export(

@@ -20,6 +20,13 @@ def define_flags(values):
     flags.DEFINE_string("export_dir", None, "Folder of all versions.", **options)
     define_search_flags(values)
     flags.DEFINE_string("mode", "predict", "predict or score.", **options)
+    flags.DEFINE_enum(
+        "format",
+        "saved_model",
+        ["saved_model", "transformers"],
+        "transformers: a folder that Hugging Face transformers loads, in --export_dir itself.",
+        **options,
+    )
     flags.DEFINE_integer(
         "static_batch",
         None,
@@ -47,6 +54,15 @@ def export(values):
     from tf_teaforn import export as exports
 
     settings = ("mode", "static_batch", "static_length", "weights_dtype")
+    if values.format == "transformers":
+        others = [name for name in settings if values[name].present]
+        others += [flag for flag, _ in given.values()]
+        if others or values.checkpoint == "all":
+            flag = others[0] if others else "checkpoint=all"
+            raise UserError(f"--format=transformers: leave out --{flag}.")
+        folder = exports.export_transformers(model_dir, export_dir, values.checkpoint)
+        print(f"Exported to {folder}")
+        return
     fields = {name: values[name].value for name in settings}
     fields |= {field: value for field, (_, value) in given.items()}
     if values.checkpoint == "all":

@@ -83,5 +83,6 @@ class MarianTokenizer(SubwordTokenizer):
         return pieces.with_flat_values(tf.cast(ids, tf.int32))
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
-        pieces = tf.strings.reduce_join(tf.gather(tf.constant(self._texts), rows), axis=1)
-        return tf.strings.strip(tf.strings.regex_replace(pieces, "▁", " "))
+        pieces = tf.gather(tf.constant(self._texts), rows)
+        texts = self._sentencepiece.detokenize(tf.ragged.boolean_mask(pieces, pieces != ""))
+        return tf.strings.strip(tf.strings.regex_replace(texts, "▁", " "))
