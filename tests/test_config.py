@@ -3,7 +3,9 @@
 import dataclasses
 import json
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from tf_teaforn.config import RunConfig, field_type, settings
 from tf_teaforn.errors import UserError
@@ -118,3 +120,31 @@ def test_differences():
         "--n: 3 there, 2 here",
     ]
     assert CONFIG.differences(CONFIG.replace({})) == []
+
+
+_values = {
+    field.name: (
+        st.sampled_from(field.metadata["choices"])
+        if field.metadata["choices"]
+        else {
+            bool: st.booleans(),
+            int: st.integers(2, 2**31 - 1),
+            float: st.floats(0, 0.999, exclude_min=True),
+            str: st.text(st.characters(codec="utf-8")),
+        }[field_type(field)]
+    )
+    for field in settings()
+    if field.name != "freeze"
+}
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    values=st.fixed_dictionaries({}, optional=_values),
+    task=st.text(st.characters(codec="utf-8")),
+    options=st.dictionaries(st.text(), st.text() | st.booleans() | st.integers()),
+)
+def test_any_configuration_round_trips(values, task, options):
+    config = RunConfig(task=task, task_options=options, data_dir=task or None).replace(values)
+    assert RunConfig.from_json(config.to_json()) == config
+    assert config.differences(config) == []

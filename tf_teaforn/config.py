@@ -6,6 +6,7 @@ Every field is a flag of the same name; a task changes defaults, flags override.
 import dataclasses
 import json
 import math
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
@@ -22,6 +23,9 @@ NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
 LENGTH = (lambda value: value >= 2, "2 or more")
 POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
 RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
+FRACTION = (lambda value: 0 <= value <= 1, "a number from 0 to 1")
+# TensorFlow's own type for sizes of arrays.
+_LARGEST_INT = 2**31 - 1
 SEED = (lambda value: 0 <= value < 2**32, "a number from 0, below 2^32")
 FINITE = (math.isfinite, "a finite number")
 PARTS = ("embedding", "encoder", "decoder")
@@ -61,8 +65,10 @@ class ModelConfig:
 class TeaForNConfig:
     """The method."""
 
-    n: int = setting(2, "Number N of stacked decoders; 1 is teacher forcing.")
-    discount: float = setting(0.4, "Discount λ: stage s weighs λ^s. 0 is teacher forcing.")
+    n: int = setting(2, "Number N of stacked decoders; 1 is teacher forcing.", bounds=NATURAL)
+    discount: float = setting(
+        0.4, "Discount λ: stage s weighs λ^s. 0 is teacher forcing.", bounds=FRACTION
+    )
     shared: bool = setting(True, "Whether one set of weights serves all decoders.")
     clone_init: str = setting(
         "copy", "With --noshared: how decoders 1 to N-1 start.", ("copy", "independent")
@@ -73,9 +79,13 @@ class TeaForNConfig:
         "tokens.",
         ("hidden", "top_k"),
     )
-    top_k: int | None = setting(None, "k of --stage_input=top_k, 1 to the vocabulary size.")
-    word_drop: float = setting(0.0, "Probability of zeroing a ground-truth input embedding.")
-    label_smoothing: float = setting(0.1, "Label smoothing, at every stage.")
+    top_k: int | None = setting(
+        None, "k of --stage_input=top_k, 1 to the vocabulary size.", bounds=NATURAL
+    )
+    word_drop: float = setting(
+        0.0, "Probability of zeroing a ground-truth input embedding.", bounds=RATE
+    )
+    label_smoothing: float = setting(0.1, "Label smoothing, at every stage.", bounds=RATE)
     remat: str = setting(
         "none",
         "What the backward pass computes again instead of keeping it: nothing, encoder and stages "
@@ -192,7 +202,8 @@ class RunConfig:
 
         Raises:
             UserError: unknown name, wrong type, value that is none of the choices or out of
-                bounds. The settings of the method are checked by `teaforn.check_settings`.
+                bounds. What settings of the method ask of each other and of the vocabulary is
+                checked by `teaforn.check_settings`.
         """
         values = dict(values)
         groups = {}
@@ -220,7 +231,7 @@ class RunConfig:
         """
         try:
             content = dict(json.loads(text))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{origin} is not a configuration of tf_teaforn: {error}.") from error
         version = content.pop("format_version", None)
         if version is None:
@@ -236,7 +247,9 @@ class RunConfig:
             values = {}
             for name in GROUPS:
                 values.update(content.pop(name))
-            return cls(**content).replace(values)
+            config = cls(**content)
+            _check_task(config)
+            return config.replace(values)
         except KeyError as error:
             raise UserError(f"{origin} has no {error.args[0]!r}: it is damaged.") from error
         except (TypeError, ValueError, UserError) as error:
@@ -280,6 +293,18 @@ def field_type(field):
     return field.type
 
 
+def _check_task(config):
+    if not isinstance(config.task, str):
+        raise UserError("task is no text.")
+    if not isinstance(config.data_dir, str | None):
+        raise UserError("data_dir is no text.")
+    options = config.task_options
+    if not isinstance(options, Mapping) or not all(
+        isinstance(value, str | int | float) for value in options.values()
+    ):
+        raise UserError("task_options are no names with text or numbers.")
+
+
 def _check(field, value):
     optional = field.default is None
     kind = field_type(field)
@@ -287,9 +312,11 @@ def _check(field, value):
         return
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        fits = True
+        fits = abs(value) <= sys.float_info.max
     if not fits:
         raise UserError(f"--{field.name}={value}: write a value of type {kind.__name__}.")
+    if kind is int and abs(value) > _LARGEST_INT and field.name != "seed":
+        raise UserError(f"--{field.name}={value}: write {_LARGEST_INT} or less.")
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UserError(f"--{field.name}={value}: write one of {', '.join(choices)}.")

@@ -22,6 +22,31 @@ VOCABULARY = "vocab.model"
 COMMAND = "command.txt"
 ARCHITECTURE = "architecture.json"
 EXAMPLES = "examples.json"
+_FILES = (CONFIG, VOCABULARY, COMMAND, ARCHITECTURE, EXAMPLES, "metrics.jsonl")
+_FOLDERS = ("averages", "best", "cache", "checkpoints", "eval", "export", "tensorboard")
+
+
+def check_names(model_dir):
+    """Finds what is in the way of files and folders that training writes.
+
+    Raises:
+        UserError: something that is no folder, or the other way round; the folder is unreadable.
+    """
+    model_dir = epath.Path(model_dir)
+    try:
+        if model_dir.exists() and not model_dir.is_dir():
+            raise UserError(f"--model_dir={model_dir} is a file. Name a folder.")
+        found = {path.name: path for path in model_dir.iterdir()} if model_dir.exists() else {}
+    except OSError as error:
+        raise UserError(
+            f"--model_dir={model_dir} cannot be read: {error.strerror or error}."
+        ) from error
+    for names, kind in ((_FOLDERS, "folder"), (_FILES, "file")):
+        for name in names:
+            if name in found and found[name].is_dir() != (kind == "folder"):
+                raise UserError(
+                    f"{found[name]} is no {kind}, which a run has there: take another --model_dir."
+                )
 
 
 def write_config(model_dir, config: RunConfig, command: list[str]):

@@ -3,6 +3,7 @@
 `Seq2Seq` is the model one serves; `TeaForN` trains it and is left behind.
 """
 
+import numbers
 from typing import NamedTuple
 
 import keras
@@ -102,7 +103,7 @@ class TeaForN(TrainStep, keras.Model):
             vocabulary_size=seq2seq.vocabulary_size,
         )
         self.seq2seq = seq2seq
-        self.n = n
+        self.n = int(n)
         self.discount = discount
         self.shared = shared
         self.stage_input = stage_input
@@ -287,9 +288,19 @@ def check_settings(
     micro_batch_tokens,
     vocabulary_size,
 ):
-    """Raises UserError for a setting out of its range, named as the flag is."""
-    if not isinstance(n, int) or n < 1:
-        raise UserError(f"--n={n}: the number of decoders is a whole number from 1.")
+    """Raises UserError for a setting of another type or out of its range, named as the flag is."""
+    whole = {"n": n, "top_k": top_k, "micro_batch_tokens": micro_batch_tokens}
+    real = {"discount": discount, "word_drop": word_drop, "label_smoothing": label_smoothing}
+    for kind, given, words in (
+        (numbers.Integral, whole, "a whole number"),
+        (numbers.Real, real, "a number"),
+    ):
+        for name, value in given.items():
+            optional = value is None and name in ("top_k", "micro_batch_tokens")
+            if not optional and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise UserError(f"--{name}={value}: write {words}.")
+    if n < 1:
+        raise UserError(f"--n={n}: write 1 or more.")
     if not 0 <= discount <= 1:
         raise UserError(f"--discount={discount}: write a number from 0 to 1.")
     if stage_input not in STAGE_INPUTS:

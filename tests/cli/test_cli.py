@@ -235,7 +235,7 @@ class TestTrainRefusals:
             ("--discont=0.5", r"Unknown command line flag 'discont'. Did you mean: discount \?"),
             ("--n=two", r"--n=two: write a whole number\."),
             ("--discount=.", r"--discount=\.: write a number\."),
-            ("--n=0", r"--n=0: the number of decoders is a whole number from 1\."),
+            ("--n=0", r"--n=0: write 1 or more\."),
             ("--discount=1.5", r"--discount=1\.5: write a number from 0 to 1\."),
             ("--discount=nan", r"--discount=nan: write a number from 0 to 1\."),
             ("--stage_input=top-k", r"--stage_input=top-k: write one of hidden, top_k\."),

@@ -11,6 +11,7 @@ import sys
 import textwrap
 
 from absl import flags
+from etils import epath
 
 import tasks  # noqa: F401 (registers them)
 from tf_teaforn import config as settings_module
@@ -100,6 +101,8 @@ def define_model_flags(values):
     )
 
 
+# Flags that may hold addresses of other kinds.
+_NO_PATHS = ("beam_options", "init_from", "model", "tpu")
 _FILES = ("train_files", "valid_files", "test_files", "prepared")
 # Flags of tasks with options of their own: type and meaning.
 _TASK_OPTIONS = {
@@ -180,6 +183,8 @@ def load_task(name, options, data_dir, module_import=None):
         if option not in task.options:
             owners = [other for other in task_names() if option in get_task(other).options]
             raise UserError(f"--{option} belongs to --task={' or '.join(owners)}, not to {name}.")
+        if not isinstance(options[option], _TASK_OPTIONS[option][0] | int):
+            raise UserError(f"--{option}={options[option]}: write a value of another type.")
     if task.from_files is not None:
         task = task.from_files(**options)
     return dataclasses.replace(task, source=with_data_dir(task.source, data_dir))
@@ -257,11 +262,26 @@ def _check_command_line(values, backends):
     rest = values(sys.argv)[1:]
     if rest:
         raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
+    for name, value in values.flag_values_dict().items():
+        if isinstance(value, str) and name not in _NO_PATHS:
+            _check_schemes(name, value)
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend not in backends:
         raise UserError(
             f"KERAS_BACKEND={backend}: this command runs on {' or '.join(backends)}. Unset it."
         )
+
+
+def _check_schemes(name, value):
+    for part in value.split(","):
+        if "://" in part:
+            try:
+                epath.Path(part)
+            except KeyError as error:
+                raise UserError(
+                    f"--{name}={value}: there is no file system {error.args[0]}. Write a path, or "
+                    "an address that begins with gs:// or s3://."
+                ) from error
 
 
 def _value_error(values, message):

@@ -87,11 +87,15 @@ def evaluate(values):
 
 def whole_numbers(values, name):
     """The list flag `name` as a list of int."""
+    given = values[name].value
+    if given is None:
+        return []
     try:
-        return [int(number) for number in values[name].value or []]
+        if not given:
+            raise ValueError
+        return [int(number) for number in given]
     except ValueError as error:
-        given = ",".join(values[name].value)
-        raise UserError(f"--{name}={given}: write whole numbers, e.g. 1,4.") from error
+        raise UserError(f"--{name}={','.join(given)}: write whole numbers, e.g. 1,4.") from error
 
 
 def _details(result, name):

@@ -62,8 +62,10 @@ def train(values):
     strategy = make_strategy(values)
 
     from tf_teaforn.lock import locked
+    from tf_teaforn.model_dir import check_names
     from tf_teaforn.training import Run, Workers
 
+    check_names(model_dir)
     if config.model.init_from:
         config = with_pretrained(config, model_dir, values)
     else:

@@ -66,9 +66,9 @@ def load_tokenizer(folder: str | os.PathLike) -> SubwordTokenizer:
         files = {name: (folder / name).read_bytes() for name in names}
     except OSError as error:
         raise UserError(f"{folder}: cannot read the tokenizer: {error}.") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(f"{path} does not describe a tokenizer: {error!r}.") from None
-    if kind not in _KINDS:
+    if kind not in tuple(_KINDS):
         raise UserError(f"{path}: unknown kind {kind!r}; known are {', '.join(_KINDS)}.")
     try:
         return _KINDS[kind](files, **settings)

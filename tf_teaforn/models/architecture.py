@@ -36,7 +36,14 @@ def build_architecture(text, origin, dtype=None, dropout=None):
         seq2seq = keras.saving.deserialize_keras_object(content, safe_mode=True)
         if not isinstance(seq2seq, Seq2Seq):
             raise ValueError("it describes another kind of object")
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ImportError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{origin} does not describe a model of tf_teaforn: {error}") from error
     return seq2seq
 
