@@ -23,20 +23,19 @@ CASES = {
 STEPS, ROWS, LENGTH = 5, 8, 6
 # Half a batch at a time.
 PARTS = {"micro_batch_tokens": ROWS * LENGTH // 2}
-# Name -> number of replicas, what calls the step, settings.
-WAYS = {
-    "2": (2, "runner", {}),
-    "4-parts": (4, "runner", PARTS),
-}
-MORE_WAYS = {
+# (case, name) -> number of replicas, what calls the step, settings.
+RUNS = {
+    ("1", "2"): (2, "runner", {}),
     ("1", "1-parts"): (1, "runner", PARTS),
-    ("3-unshared", "1-parts"): (1, "runner", {**PARTS, "remat": "stage"}),
-    ("3-unshared", "2-fit"): (2, "fit", {}),
-    ("2-shared", "4"): (4, "runner", {"remat": "layer"}),
+    ("2-shared", "2-fit"): (2, "fit", {}),
+    ("2-shared", "4-parts"): (4, "runner", PARTS),
     ("2-unshared", "1-xla"): (1, "xla", {}),
+    ("2-unshared", "2"): (2, "runner", {"remat": "layer"}),
     ("3-shared", "1-xla-parts"): (1, "xla", {**PARTS, "remat": "stage"}),
+    ("3-shared", "4-parts"): (4, "runner", PARTS),
+    ("3-unshared", "2-parts"): (2, "runner", {**PARTS, "remat": "stage"}),
+    ("3-unshared", "4"): (4, "runner", {}),
 }
-RUNS = {(case, way): run for case in CASES for way, run in WAYS.items()} | MORE_WAYS
 ADAM = ("3-shared", "4-parts")
 
 
