@@ -81,6 +81,7 @@ setup(
             "jax==0.10.2",
             "packaging>=24",
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "ruff>=0.17,<0.18",
             "setuptools>=70.1",
         ],
