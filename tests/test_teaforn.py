@@ -682,8 +682,19 @@ def test_bfloat16_trains_near_float32():
         ({"clone_init": "zero"}, "--clone_init=zero: write one of copy, independent"),
         ({"remat": "all"}, "--remat=all: write one of none, stage, layer"),
         ({"micro_batch_tokens": 0}, "--micro_batch_tokens=0: write 1 or more"),
+        ({"n": True}, "--n=True: write a whole number"),
+        ({"n": 2.0}, "--n=2.0: write a whole number"),
+        ({"discount": "0.5"}, "--discount=0.5: write a number"),
+        ({"discount": None}, "--discount=None: write a number"),
+        ({"word_drop": False}, "--word_drop=False: write a number"),
+        ({"stage_input": "top_k", "top_k": 2.5}, "--top_k=2.5: write a whole number"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         TeaForN(testing.tiny_model(), **settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = TeaForN(testing.tiny_model(), n=np.int64(3), discount=np.float32(0.5))
+    assert json.dumps(model.n) == "3" and len(model.decoders) == 3

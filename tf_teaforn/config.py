@@ -19,8 +19,8 @@ FORMAT_VERSION = 1
 # What a value must be: a test, and the same in words.
 NATURAL = (lambda value: value >= 1, "1 or more")
 NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
-# One subword and the end of sentence.
-LENGTH = (lambda value: value >= 2, "2 or more")
+# One subword and the end of sentence; attention over more than that fits no device.
+LENGTH = (lambda value: 2 <= value <= 100_000, "a number from 2 to 100000")
 POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
 RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
 FRACTION = (lambda value: 0 <= value <= 1, "a number from 0 to 1")

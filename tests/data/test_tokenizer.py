@@ -1,3 +1,4 @@
+import random
 import re
 
 import hypothesis
@@ -6,7 +7,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from tf_teaforn.data.tokenizer import Tokenizer, add_eos, train_sentencepiece
+from tf_teaforn.data.tokenizer import Tokenizer, _parts, add_eos, train_sentencepiece
 from tf_teaforn.errors import UserError
 
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen".split()
@@ -97,6 +98,14 @@ def test_long_documents_are_trained_on(tmp_path):
     train_sentencepiece([document], 310, tmp_path / "vocab.model")
     [row] = Tokenizer.load(tmp_path / "vocab.model").tokenize(["eleven and thirteen"]).to_list()
     assert len(row) < 15
+
+
+def test_a_long_line_is_trained_on_in_parts():
+    words = "".join(random.Random(3).choices("abc  ", k=9_000))
+    parts = list(_parts(words))
+    assert " ".join(parts) == words and max(map(len, parts)) <= 4_000 and len(parts) == 3
+    assert list(_parts("x" * 9_000)) == ["x" * 4_000, "x" * 4_000, "x" * 1_000]
+    assert list(_parts("")) == []
 
 
 def test_nothing_is_left_beside_the_model(tmp_path):

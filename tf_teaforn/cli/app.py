@@ -3,7 +3,7 @@
 import dataclasses
 import errno
 import functools
-import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -183,7 +183,8 @@ def load_task(name, options, data_dir, module_import=None):
         if option not in task.options:
             owners = [other for other in task_names() if option in get_task(other).options]
             raise UserError(f"--{option} belongs to --task={' or '.join(owners)}, not to {name}.")
-        if not isinstance(options[option], _TASK_OPTIONS[option][0] | int):
+        kind = _TASK_OPTIONS[option][0]
+        if not isinstance(options[option], kind if kind is not float else (int, float)):
             raise UserError(f"--{option}={options[option]}: write a value of another type.")
     if task.from_files is not None:
         task = task.from_files(**options)
@@ -270,6 +271,8 @@ def _check_command_line(values, backends):
         raise UserError(
             f"KERAS_BACKEND={backend}: this command runs on {' or '.join(backends)}. Unset it."
         )
+    if backend == "jax" and importlib.util.find_spec("jax") is None:
+        raise UserError("KERAS_BACKEND=jax needs JAX: pip install 'tf-teaforn[jax]'.")
 
 
 def _check_schemes(name, value):

@@ -108,7 +108,9 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             probabilities = ops.cast(ops.softmax(logits), table.dtype)
             return ops.matmul(probabilities, table) * self.scale
         top_logits, top_ids = ops.top_k(logits, k)
-        probabilities = ops.cast(ops.softmax(top_logits), table.dtype)
+        # Keras' own softmax warns where k is 1.
+        log_sum = ops.logsumexp(top_logits, axis=-1, keepdims=True)
+        probabilities = ops.cast(ops.exp(top_logits - log_sum), table.dtype)
         # Gathered vectors take k * D numbers a position, a scattered distribution V.
         if k * width <= vocabulary_size:
             vectors = ops.take(table, top_ids, axis=0)
