@@ -87,9 +87,9 @@ def evaluate(values):
 
 def whole_numbers(values, name):
     """The list flag `name` as a list of int."""
-    given = values[name].value
-    if given is None:
-        return []
+    given = values[name].value or []
+    if not values[name].present:
+        return given
     try:
         if not given:
             raise ValueError
