@@ -17,7 +17,7 @@ import tf_teaforn
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.errors import UserError
 from tf_teaforn.export import export, export_all
-from tf_teaforn.tf_backend.export import write_saved_model
+from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
 
 SOURCES = [
     "I see the cat",
@@ -93,6 +93,15 @@ sys.argv = ["saved_model_cli", "show", "--dir", saved_model_path, "--all"]
 with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
     saved_model_cli.main()
 answers["shown"] = shown.getvalue()
+
+# saved_model_cli run
+import numpy as np
+sys.argv = ["saved_model_cli", "run", "--dir", saved_model_path, "--tag_set", "serve"]
+sys.argv += ["--signature_def", "serving_default", "--outdir", ".", "--input_exprs"]
+sys.argv += [f"inputs={sources}"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    saved_model_cli.main()
+answers["run"] = np.load("scores.npy").tolist()
 print(json.dumps(answers))
 """
 
@@ -148,6 +157,7 @@ def test_saved_model_cli(served):
     assert "dtype: DT_STRING\n        shape: (-1)" in shown
     assert "dtype: DT_INT32\n        shape: (-1, -1)" in shown
     assert "Method name is: tensorflow/serving/predict" in shown
+    np.testing.assert_allclose(served["run"], served["scores"], rtol=1e-4)
 
 
 def test_folder(exported, trained):
@@ -220,6 +230,30 @@ def test_variables_are_those_of_decoder_0(unshared):
         np.testing.assert_array_equal(variable.numpy(), value)
     trained = safetensors.numpy.load_file(unshared.model_dir / "checkpoints/1/model.safetensors")
     assert len(trained) > len(expected) and {*expected} < {*trained}
+
+
+@pytest.mark.parametrize(("n", "shared"), [(1, True), (3, True), (3, False)])
+def test_size_is_that_of_the_model_served(translator, tmp_path, n, shared):
+    tokenizer = translator.tokenizer
+    settings = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16, "num_heads": 2}
+    seq2seq = tf_teaforn.build_model("transformer_tiny", tokenizer.vocabulary_size, **settings)
+    model = tf_teaforn.TeaForN(seq2seq, n=n, shared=shared)
+    model.compile(optimizer="adam")
+    model.optimizer.build(model.trainable_variables)
+    module = ServingModule(model.seq2seq, tokenizer, translator.config, 24, 24)
+    folder = write_saved_model(module, tmp_path, {}, EXAMPLES, "score")
+    loaded = tf.saved_model.load(folder)
+    # Embedding; four projections an attention; two matrices with biases a feed-forward; each
+    # sublayer's norm and the stacks' own.
+    numbers = tokenizer.vocabulary_size * 8 + 3 * 4 * 64 + 2 * (2 * 8 * 16 + 16 + 8) + 7 * 2 * 8
+    assert len(loaded.weights) == 1 + 3 * 4 + 2 * 4 + 7 * 2
+    variables = str(folder / "variables" / "variables")
+    stored = [
+        tf.train.load_variable(variables, name)
+        for name, _ in tf.train.list_variables(variables)
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    ]
+    assert sum(value.nbytes for value in stored) == 4 * numbers
 
 
 def test_score_mode(trained, translator, tmp_path):
