@@ -3,11 +3,15 @@
 Needs tensorflow and tensorflow_text only, as every program that loads an export does.
 """
 
+import os
 import sys
 from pathlib import Path
 
-import tensorflow as tf
-import tensorflow_text  # noqa: F401  registers the tokenizer's operators
+# TensorFlow's notes on the machine would bury the answer.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf  # noqa: E402
+import tensorflow_text  # noqa: E402, F401  registers the tokenizer's operators
 
 
 def main(export_dir: str, *sentences: str):

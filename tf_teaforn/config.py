@@ -45,7 +45,12 @@ def setting(default, help, choices=None, bounds=None):
 class ModelConfig:
     """Architecture."""
 
-    model: str = setting("transformer_base", "Architecture, by name.")
+    model: str = setting(
+        "transformer_base",
+        "Architecture: transformer_tiny, transformer_multi30k, transformer_small, "
+        "transformer_base, transformer_big, transformer_big_enfr, pegasus_large, rnn_base, or "
+        "keras_nlp:<preset or folder>.",
+    )
     vocab_size: int = setting(
         32000, "Number of subwords of the vocabulary to train.", bounds=NATURAL
     )

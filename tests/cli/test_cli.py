@@ -450,6 +450,11 @@ class TestSweepAndReport:
         assert {"--n=2", "--discount=0.5", "--shared=false"} < set(lines[3])
         assert {"--checkpoint=average:5", "--split=test", "--beam_size=1,4"} < set(lines[4])
         assert list(tmp_path.iterdir()) == []
+        # Without --seeds and --task: all of the experiment's.
+        flags = ["--experiment=base", "--scale=small", f"--output_dir={tmp_path}/out", "--dry_run"]
+        assert call_command("sweep", *flags) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith("bin/train") for line in lines) == 2 * 3 * 5
 
     @pytest.mark.parametrize(
         ("command", "flags", "message"),

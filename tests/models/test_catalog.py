@@ -7,6 +7,7 @@ from keras import ops
 
 import tf_teaforn
 from tf_teaforn import testing
+from tf_teaforn.config import settings
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.catalog import build_model, model_names
 
@@ -120,3 +121,8 @@ def test_a_seed_makes_the_same_model():
         tables.append(build_model("transformer_tiny", vocabulary_size=9).get_weights())
     assert all(np.array_equal(a, b) for a, b in zip(tables[0], tables[1], strict=True))
     assert not np.array_equal(tables[0][0], tables[2][0])
+
+
+def test_help_names_the_models():
+    (field,) = (field for field in settings() if field.name == "model")
+    assert [name for name in model_names() if f"{name}," not in field.metadata["help"]] == []

@@ -244,7 +244,7 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     except StoppedError as error:
         _fail(error, error.exit_code)
     except (UserError, flags.Error) as error:
-        _fail(error)
+        _fail(_innermost(error))
     except BrokenPipeError:
         # Whoever read the output has gone, as in `bin/decode | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -257,6 +257,13 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+def _innermost(error):
+    """The error as it was raised: Keras and AutoGraph wrap what a layer raises in another one."""
+    while isinstance(error.__context__, type(error)):
+        error = error.__context__
+    return error
 
 
 def _check_command_line(values, backends):

@@ -45,7 +45,7 @@ def define_flags(values):
         flag_values=values,
     )
     flags.DEFINE_list(
-        "seeds", [], "Seeds, e.g. 1,2,3. Default: the experiment's.", flag_values=values
+        "seeds", None, "Seeds, e.g. 1,2,3. Default: the experiment's.", flag_values=values
     )
     flags.DEFINE_integer(
         "parallel",

@@ -318,7 +318,8 @@ def _report(cache: TokenCache, split: str, drop_long: bool) -> None:
         return
     total = len(cache) + cache.too_long if drop_long else len(cache)
     logging.warning(
-        "%s: %d of %d examples (%.2f%%) are longer than %d source or %d target tokens and were %s",
+        "%s: %d of %d examples (%.2f%%) are longer than %d source or %d target tokens and were %s: "
+        "--max_source_length and --max_target_length set these limits",
         split,
         cache.too_long,
         total,
