@@ -32,7 +32,10 @@ CASES = {
     ),
     "pack-unshared": (("--batching=pack", "--noshared", "--optimizer=sgd"), []),
     "pack-shared": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
-    "fixed-shared": (("--batching=fixed", "--optimizer=sgd", "--log_every=5"), []),
+    "fixed-shared": (
+        ("--batching=fixed", "--optimizer=sgd", "--log_every=5", "--micro_batch_tokens=48"),
+        [],
+    ),
 }
 KILLS = 4
 

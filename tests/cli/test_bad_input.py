@@ -11,6 +11,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tf_teaforn import checkpoint
+from tf_teaforn.cli import train
+from tf_teaforn.config import RunConfig
+from tf_teaforn.errors import UserError
+from tf_teaforn.task import get_task
 
 
 @pytest.fixture
@@ -193,6 +197,14 @@ def test_jax_is_missing(refused, monkeypatch, command):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
     line = refused(command, "--model_dir=x")
     assert line == "KERAS_BACKEND=jax needs JAX: pip install 'tf-teaforn[jax]'."
+
+
+def test_jax_writes_no_saved_models(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    task = get_task("demo_enfr")
+    config = RunConfig(task="demo_enfr").replace({**task.defaults, "export_on_best": True})
+    with pytest.raises(UserError, match="^--export_on_best writes SavedModels, which KERAS_BACK"):
+        train.check(config, task)
 
 
 def test_a_long_line(trained, call_command, capsys, tmp_path):

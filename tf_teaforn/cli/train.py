@@ -187,6 +187,11 @@ def check(config, task):
         close = difflib.get_close_matches(name, model_names(), n=1)
         guess = f" Did you mean {close[0]}?" if close else ""
         raise UserError(f"Unknown --model={name}.{guess} Write one of: {', '.join(model_names())}.")
+    if config.training.export_on_best and os.environ["KERAS_BACKEND"] == "jax":
+        raise UserError(
+            "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out, and "
+            "run bin/export afterwards without KERAS_BACKEND."
+        )
     method = dataclasses.asdict(config.teaforn)
     del method["shared"]
     check_settings(**method, vocabulary_size=config.model.vocab_size)
