@@ -189,7 +189,7 @@ def check(config, task):
         raise UserError(f"Unknown --model={name}.{guess} Write one of: {', '.join(model_names())}.")
     if config.training.export_on_best and os.environ["KERAS_BACKEND"] == "jax":
         raise UserError(
-            "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out, and "
+            "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out and "
             "run bin/export afterwards without KERAS_BACKEND."
         )
     method = dataclasses.asdict(config.teaforn)
