@@ -71,7 +71,7 @@ def test_logits_and_loss(seq2seq, expected):
     there = targets != 0
     np.testing.assert_allclose(logits[there], expected["logits"][there], atol=1e-4)
     model = TeaForN(seq2seq, n=1, label_smoothing=0.0)
-    sums = model.loss_sums(inputs, targets)
+    sums = model.loss_sums(inputs, targets, there.astype("float32"))
     loss = float(sums.stages[0]) / float(sums.tokens)
     assert loss == pytest.approx(float(expected["loss"]), abs=1e-5)
 
@@ -142,11 +142,13 @@ def test_a_bias_of_the_logits_counts_everywhere(changed, seq2seq, expected):
     log_probabilities = np.take_along_axis(
         ops.convert_to_numpy(ops.log_softmax(logits)), targets[..., None], -1
     )[..., 0]
-    sums = (log_probabilities * (targets != 0)).sum(-1)
+    weights = (targets != 0).astype("float32")
+    sums = (log_probabilities * weights).sum(-1)
     scores = score_function(biased)(inputs["encoder_token_ids"], targets)
     np.testing.assert_allclose(scores, sums, rtol=1e-5)
     model = TeaForN(biased, n=1, label_smoothing=0.0)
-    assert float(model.loss_sums(inputs, targets).stages[0]) == pytest.approx(-sums.sum(), rel=1e-5)
+    (loss,) = model.loss_sums(inputs, targets, weights).stages
+    assert float(loss) == pytest.approx(-sums.sum(), rel=1e-5)
     assert "logits_bias" not in [weight.name for weight in model.trainable_weights]
 
 

@@ -260,8 +260,9 @@ def run(define_flags, main, description, backends=("tensorflow",)):
 
 
 def _innermost(error):
-    """The error as it was raised: Keras and AutoGraph wrap what a layer raises in another one."""
-    while isinstance(error.__context__, type(error)):
+    """The error as a layer raised it: Keras and AutoGraph wrap it in one with pages of context."""
+    wrappers = ("Exception encountered when calling", "in user code:")
+    while error.__context__ and str(error).startswith(wrappers):
         error = error.__context__
     return error
 
