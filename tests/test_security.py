@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tf_teaforn.config import RunConfig
 from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
@@ -15,6 +14,7 @@ from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
 from tools import gen_build
 
+ROOT = Path(__file__).resolve().parents[1]
 _SERIALIZERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve"}
 _CALLS = {
     "__import__",

@@ -6,15 +6,17 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tf_teaforn import checkpoint
 from tf_teaforn.cli import train
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import get_task
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
