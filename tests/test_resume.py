@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.checkpoints import tensors
 from tf_teaforn import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -215,15 +215,6 @@ def results(corpus, tmp_path_factory, call_command):
         check=True,
     )
     return folder
-
-
-def tensors(model_dir, step):
-    folder = model_dir / "checkpoints" / str(step)
-    return {
-        f"{name}/{key}": value
-        for name in ("model", "optimizer")
-        for key, value in safetensors.numpy.load_file(folder / f"{name}.safetensors").items()
-    }
 
 
 def files(model_dir):

@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import tensorflow as tf
 
 from tests import nano_model
+from tests.checkpoints import tensors
 from tf_teaforn import checkpoint, lock, training
 from tf_teaforn.tf_backend import step_runner
 
@@ -30,15 +30,6 @@ def train(corpus, small_model, call_command):
         )
 
     return run
-
-
-def tensors(model_dir, step):
-    folder = model_dir / "checkpoints" / str(step)
-    return {
-        f"{name}/{key}": value
-        for name in ("model", "optimizer")
-        for key, value in safetensors.numpy.load_file(folder / f"{name}.safetensors").items()
-    }
 
 
 def test_adafactor_with_stages_of_their_own_continues_exactly(train, tmp_path):

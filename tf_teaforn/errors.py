@@ -1,5 +1,6 @@
 """What goes wrong: exceptions that commands turn into one line and an exit code, bad steps."""
 
+import difflib
 from typing import NamedTuple
 
 
@@ -9,6 +10,18 @@ class UserError(Exception):
     The message is one line: what is wrong, where (file, line, flag) and what to do. Command-line
     programs print it and exit with code 2.
     """
+
+
+def did_you_mean(name, known, most=1):
+    """For a message about an unknown name: " Did you mean x or y?", or nothing.
+
+    Args:
+        name: what was written.
+        known: the names there are.
+        most: how many of them to offer at the most.
+    """
+    close = difflib.get_close_matches(name, known, n=most)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 class StoppedError(Exception):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tf_teaforn.data.sources import Source
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, did_you_mean
 
 # Metric a task asks for -> values it yields.
 _VALUES = {
@@ -90,10 +89,9 @@ def get_task(name: str) -> Task:
         UserError: there is none; says which there are.
     """
     if name not in _tasks:
-        close = difflib.get_close_matches(name, _tasks, n=1)
-        guess = f" Did you mean {close[0]}?" if close else ""
         raise UserError(
-            f"Unknown task {name!r}.{guess} Write --task= one of: {', '.join(task_names())}."
+            f"Unknown task {name!r}.{did_you_mean(name, _tasks)} Write --task= one of: "
+            f"{', '.join(task_names())}."
         )
     return _tasks[name]
 

@@ -12,7 +12,6 @@ gone; start all of them again.
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import sys
 
@@ -20,7 +19,7 @@ from absl import flags
 from etils import epath
 
 from tf_teaforn.cli import app
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, did_you_mean
 
 
 def define_flags(values):
@@ -184,9 +183,10 @@ def check(config, task):
 
     name = config.model.model
     if not config.model.init_from and name not in model_names():
-        close = difflib.get_close_matches(name, model_names(), n=1)
-        guess = f" Did you mean {close[0]}?" if close else ""
-        raise UserError(f"Unknown --model={name}.{guess} Write one of: {', '.join(model_names())}.")
+        raise UserError(
+            f"Unknown --model={name}.{did_you_mean(name, model_names())} Write one of: "
+            f"{', '.join(model_names())}."
+        )
     if config.training.export_on_best and os.environ["KERAS_BACKEND"] == "jax":
         raise UserError(
             "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out and "

@@ -1,11 +1,10 @@
 """Test sets by name, as the `sacrebleu` command knows them."""
 
-import difflib
 import socket
 from collections.abc import Iterator
 
 from tf_teaforn.data.sources import TfdsSource
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, did_you_mean
 
 # Seconds without an answer after which a download is given up.
 _TIMEOUT = 30
@@ -35,8 +34,7 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
     from sacrebleu.dataset import DATASETS
 
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=3)
-        guess = f" Did you mean {' or '.join(close)}?" if close else ""
+        guess = did_you_mean(name, DATASETS, most=3)
         raise UserError(
             f"--test_set={name}: sacrebleu has no such test set.{guess} `sacrebleu --list` prints "
             "all of them."

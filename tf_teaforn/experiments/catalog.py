@@ -4,11 +4,10 @@ To add one, add an `Experiment` to `_EXPERIMENTS`: `bin/sweep` and `bin/report` 
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, did_you_mean
 from tf_teaforn.experiments import paper
 
 # k of top-k that masks nothing.
@@ -169,12 +168,12 @@ def _by_beam(task, role, arm, scores):
     return {(task, role, arm.name, k, "bleu"): Score(*score) for k, score in scores.items()}
 
 
-def _reported(columns):
-    """Joins {(task, role): [(arm, {k: score})]}."""
+def _reported(arms, table):
+    """Joins the columns of {task: one {k: score} for each of `arms`}, scores of test sets."""
     joined = {}
-    for (task, role), pairs in columns.items():
-        for arm, scores in pairs:
-            joined |= _by_beam(task, role, arm, scores)
+    for task, columns in table.items():
+        for arm, scores in zip(arms, columns, strict=True):
+            joined |= _by_beam(task, "test", arm, scores)
     return joined
 
 
@@ -182,9 +181,17 @@ _TEACHER = Arm()
 _WMT = ("wmt14_ende", "wmt14_enfr")
 _WMT_TEST = {"test": "--test_set=wmt14"}
 _BEAMS = (1, 2, 3, 4, 5, 6, 7, 8)
-_BIG_STEPS = {"wmt14_ende": 500_000, "wmt14_enfr": 1_000_000}
-# The peak of Tensor2Tensor's schedule at width 1,024: 2 / sqrt(1024 · 8000).
-_BIG = {"learning_rate": 7e-4, "keep": 20}
+# What the experiments with Transformer big have in common.
+_BIG_GRID = {
+    "tasks": _WMT,
+    "model": "transformer_big",
+    "seeds": 3,
+    "steps": {"wmt14_ende": 500_000, "wmt14_enfr": 1_000_000},
+    # The peak of Tensor2Tensor's schedule at width 1,024: 2 / sqrt(1024 · 8000).
+    "settings": {"learning_rate": 7e-4, "keep": 20},
+    "beam_sizes": _BEAMS,
+    "checkpoints": ("average:20",),
+}
 _BIG_NOTES = (
     "Transformer big has dropout .3 for both languages, as the paper's Table 2 has it; Vaswani et "
     "al. (2017) had .1 for English-French (--model=transformer_big_enfr).",
@@ -234,25 +241,14 @@ _EXPERIMENTS = (
         checkpoints=("average:5",),
         sets=_WMT_TEST,
         layouts=("shared", "beams"),
-        reported=_reported(
-            {
-                (task, "test"): list(zip(_BASE_ARMS, columns, strict=True))
-                for task, columns in paper.BASE.items()
-            }
-        ),
+        reported=_reported(_BASE_ARMS, paper.BASE),
     ),
     Experiment(
         name="big",
         title="Transformer big: N, λ and beam width (Figures 2 and 3, Table 3, appendix)",
         description="λ is chosen on WMT12 at beam 8, and scored on WMT14.",
-        tasks=_WMT,
-        model="transformer_big",
+        **_BIG_GRID,
         arms=_BIG_ARMS,
-        seeds=3,
-        steps=_BIG_STEPS,
-        settings=_BIG,
-        beam_sizes=_BEAMS,
-        checkpoints=("average:20",),
         sets={**_WMT_TEST, "dev": "--test_set=wmt12"},
         layouts=("chosen", "beams", "curves"),
         reported=_big_reported(),
@@ -268,22 +264,11 @@ _EXPERIMENTS = (
         title="Transformer big: what the next decoder reads (Figure 4, appendix)",
         description="The decoder's output, or the expected embedding of its 4 best or of all "
         "words.",
-        tasks=_WMT,
-        model="transformer_big",
+        **_BIG_GRID,
         arms=_TOP_K_ARMS,
-        seeds=3,
-        steps=_BIG_STEPS,
-        settings=_BIG,
-        beam_sizes=_BEAMS,
-        checkpoints=("average:20",),
         sets=_WMT_TEST,
         layouts=("beams", "curves"),
-        reported=_reported(
-            {
-                (task, "test"): list(zip(_TOP_K_ARMS, columns, strict=True))
-                for task, columns in paper.TOP_K.items()
-            }
-        ),
+        reported=_reported(_TOP_K_ARMS, paper.TOP_K),
         notes=(
             *_BIG_NOTES,
             "The paper's text says N = 2 and 3 were tried; it reports N = 2 alone.",
@@ -293,22 +278,11 @@ _EXPERIMENTS = (
         name="word_drop",
         title="Transformer big: word drop (Figure 5, appendix)",
         description="Is it regularization? Teacher forcing with some input words blanked.",
-        tasks=_WMT,
-        model="transformer_big",
+        **_BIG_GRID,
         arms=_WORD_DROP_ARMS,
-        seeds=3,
-        steps=_BIG_STEPS,
-        settings=_BIG,
-        beam_sizes=_BEAMS,
-        checkpoints=("average:20",),
         sets=_WMT_TEST,
         layouts=("beams", "curves"),
-        reported=_reported(
-            {
-                (task, "test"): list(zip(_WORD_DROP_ARMS, columns, strict=True))
-                for task, columns in paper.WORD_DROP.items()
-            }
-        ),
+        reported=_reported(_WORD_DROP_ARMS, paper.WORD_DROP),
         notes=(
             *_BIG_NOTES,
             "The paper contradicts itself on the rates: .1, .2 and .3 in the text and the figure, "
@@ -319,22 +293,12 @@ _EXPERIMENTS = (
         name="equal_compute",
         title="Transformer big: equal compute (Table 4)",
         description="Teacher forcing for 1.5 times as many steps takes about as long as TeaFor2.",
-        tasks=_WMT,
-        model="transformer_big",
+        **_BIG_GRID,
         arms=(_TEACHER, Arm(steps=1.5), Arm(2, 0.2)),
-        seeds=3,
-        steps=_BIG_STEPS,
-        settings=_BIG,
-        beam_sizes=_BEAMS,
-        checkpoints=("average:20",),
         sets=_WMT_TEST,
         layouts=("compute", "beams"),
         reported=_reported(
-            {
-                (task, "test"): [(_TEACHER, paper.BIG[task, "test", 2][0])]
-                + [(Arm(2, 0.2), paper.BIG[task, "test", 2][1])]
-                for task in _WMT
-            }
+            (_TEACHER, Arm(2, 0.2)), {task: paper.BIG[task, "test", 2][:2] for task in _WMT}
         ),
         notes=(
             *_BIG_NOTES,
@@ -452,8 +416,7 @@ def get_experiment(name: str) -> Experiment:
     for experiment in _EXPERIMENTS:
         if experiment.name == name:
             return experiment
-    close = difflib.get_close_matches(name, experiment_names(), n=1)
-    guess = f" Did you mean {close[0]}?" if close else ""
     raise UserError(
-        f"Unknown --experiment={name}.{guess} Write one of: {', '.join(experiment_names())}."
+        f"Unknown --experiment={name}.{did_you_mean(name, experiment_names())} Write one of: "
+        f"{', '.join(experiment_names())}."
     )
