@@ -116,6 +116,14 @@ def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, ca
     assert tensors(tmp_path, 3)["optimizer/optimizer/0/iteration"] == 2
 
 
+def test_a_model_that_cannot_be_packed_for(train, tmp_path, capsys):
+    """Before any batch is made, and the same folder may be used again."""
+    flags = ("--model=rnn_base", "--batching=pack", "--train_steps=1", "--eval_every=1")
+    assert train(tmp_path, *flags) == 2
+    assert "--batching=pack: this model would carry its state" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["vocab.model"]
+
+
 def test_a_folder_in_use_and_another_vocabulary_are_refused(nano, corpus, tmp_path, capsys):
     flags = ("--train_steps=1", "--eval_every=1")
     model_dir = tmp_path / "run"

@@ -162,7 +162,6 @@ class Run:
         if folder is None or checkpoint.steps(self.model_dir):
             return None
         pretrained = open_folder(folder)
-        self._check_positions(pretrained.max_positions)
         if has_tokenizer(self.model_dir):
             kept = model_dirs.read_tokenizer(self.model_dir)
             if kept.fingerprint != pretrained.tokenizer.fingerprint:
@@ -175,25 +174,38 @@ class Run:
     def _build_seq2seq(self, pretrained):
         model = self.config.model
         if pretrained is None:
-            return model_dirs.build_seq2seq(
+            seq2seq = model_dirs.build_seq2seq(
                 self.config, self.tokenizer.vocabulary_size, self.model_dir
             )
+            self._check_abilities(seq2seq)
+            return seq2seq
         _logger.info("Starting from %s", model.init_from)
         seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
+        self._check_abilities(seq2seq)
         if self.workers.chief:
             model_dirs.write_architecture(self.model_dir, seq2seq)
         return seq2seq
 
-    def _check_positions(self, limit):
-        """Lengths of this run against the number of positions that a model knows, or None."""
+    def _check_abilities(self, seq2seq):
+        """Lengths and batches of this run against what a model can compute."""
         data, n = self.config.data, self.config.teaforn.n
         source, target = data.max_source_length, data.max_target_length
-        for needed, flags in (
-            (source, f"--max_source_length={source} needs"),
-            (target + n - 1, f"--max_target_length={target} and --n={n} need"),
+        for limit, needed, flags in zip(
+            seq2seq.max_positions,
+            (source, target + n - 1),
+            (
+                f"--max_source_length={source} needs",
+                f"--max_target_length={target} and --n={n} need",
+            ),
+            strict=True,
         ):
             if limit is not None and needed > limit:
                 raise UserError(f"{flags} {needed} positions; the model has {limit}.")
+        if data.batching == "pack" and not seq2seq.decoder.supports_packing:
+            raise UserError(
+                "--batching=pack: this model would carry its state from one sentence of a row into "
+                "the next. Write --batching=bucket."
+            )
 
     def _prepare_vocabulary(self, vocabulary):
         if has_tokenizer(self.model_dir):

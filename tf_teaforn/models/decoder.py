@@ -15,7 +15,14 @@ class Decoder(keras.layers.Layer):
     the embedding turns them into logits.
 
     `step`, looped over the positions, equals `call`.
+
+    Attributes:
+        max_positions: how many positions there are vectors for; None: any number.
+        supports_packing: whether `prepare` takes segment ids.
     """
+
+    max_positions = None
+    supports_packing = True
 
     def prepare(
         self,

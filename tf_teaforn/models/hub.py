@@ -228,11 +228,13 @@ class BartEncoder(_Bart, keras.layers.Layer):
         """As `TransformerEncoder.call`.
 
         Raises:
-            UserError: the source is longer than the table of positions.
+            UserError: the source is longer than the table of positions, and not packed.
         """
-        length = ops.shape(x_BxSxD)[1]
-        self._check_length(length)
-        x = self._enter(x_BxSxD, ops.arange(length) if positions is None else positions, training)
+        if positions is None:
+            length = ops.shape(x_BxSxD)[1]
+            self._check_length(length)
+            positions = ops.arange(length)
+        x = self._enter(x_BxSxD, positions, training)
         mask = _encoder_mask(mask_BxS, segment_ids)
         for layer in self.hub_layers:
             x = layer(x, attention_mask=mask, training=training)
@@ -278,9 +280,11 @@ class BartDecoder(_Bart, TransformerDecoder):
         """As `Decoder.call`.
 
         Raises:
-            UserError: T + start_position exceeds the table of positions.
+            UserError: T + start_position exceeds the table of positions, in a batch that is not
+                packed.
         """
-        self._check_length(ops.shape(x_BxTxD)[1], start_position)
+        if "positions" not in prepared:
+            self._check_length(ops.shape(x_BxTxD)[1], start_position)
         return super().call(x_BxTxD, prepared, start_position, training)
 
 

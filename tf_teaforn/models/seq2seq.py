@@ -15,7 +15,8 @@ class Seq2Seq(keras.Model):
 
     Args:
         embedding: `TokenEmbedding`.
-        encoder: layer called as `encoder(x, mask, segment_ids, positions, training)`.
+        encoder: layer called as `encoder(x, mask, segment_ids, positions, training)`; may have
+            `max_positions`, as a decoder has.
         decoder: a `Decoder`.
         start_id: what decoding starts from; 0 is the zero vector.
     """
@@ -40,6 +41,11 @@ class Seq2Seq(keras.Model):
     @property
     def vocabulary_size(self):
         return self.embedding.input_dim
+
+    @property
+    def max_positions(self):
+        """(source, target): how many positions there are vectors for; None: any number."""
+        return getattr(self.encoder, "max_positions", None), self.decoder.max_positions
 
     def embed(self, token_ids):
         """int32 [...] -> scaled [..., D]; id 0 gives the zero vector."""

@@ -29,7 +29,7 @@ class Bart(Pretrained):
         self._folder = folder
         self._settings = settings = read_settings(folder)
         origin = folder / "config.json"
-        self.max_positions = settings.get("max_position_embeddings", 1024)
+        positions = settings.get("max_position_embeddings", 1024)
         self._parts = {}
         for part in ("encoder", "decoder"):
             sizes = hugging_face_sizes(settings, part, origin)
@@ -37,7 +37,7 @@ class Bart(Pretrained):
                 raise UserError(f"{origin}: activation_function must be 'gelu'.")
             self._parts[part] = {
                 **{name: sizes[name] for name in _SIZES},
-                "max_positions": self.max_positions,
+                "max_positions": positions,
             }
         self.tokenizer = BytePairTokenizer(
             read_files(folder, VOCABULARY_FILE, MERGES_FILE), settings.get("vocab_size")

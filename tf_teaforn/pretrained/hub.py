@@ -17,7 +17,6 @@ class HubPreset(Pretrained):
         self.model = name
         self._backbone = load_backbone(name)
         tokenizer = from_preset(keras_nlp.models.Tokenizer, name)
-        self.max_positions = getattr(self._backbone, "max_sequence_length", None)
         size = self._backbone.vocabulary_size
         if isinstance(self._backbone, keras_nlp.models.BartBackbone):
             merges = "\n".join(["#version: 0.2", *tokenizer.merges]) + "\n"

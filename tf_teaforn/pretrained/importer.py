@@ -18,11 +18,9 @@ class Pretrained:
     Attributes:
         model: the architecture's name, for config.json and messages.
         tokenizer: `SubwordTokenizer`.
-        max_positions: how many positions there are vectors for, or None: any number.
     """
 
     model: str
-    max_positions = None
 
     @classmethod
     def recognizes(cls, folder) -> bool:
