@@ -7,47 +7,38 @@ from tf_teaforn.data.byte_pair_tokenizer import MERGES_FILE, VOCABULARY_FILE, By
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_bart
-from tf_teaforn.pretrained.bart_layout import assign_all, has_logits_bias
-from tf_teaforn.pretrained.importer import Pretrained, read_files
-from tf_teaforn.pretrained.tensors import Source, model_type, open_safetensors, read_settings
-from tf_teaforn.pretrained.transformer import hugging_face_sizes, hugging_face_source
+from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, has_logits_bias
+from tf_teaforn.pretrained.importer import read_files
+from tf_teaforn.pretrained.tensors import Source, open_safetensors
+from tf_teaforn.pretrained.transformer import hugging_face_source
 
 # The table of positions has two rows in front that no position has.
 _POSITION_OFFSET = 2
 
 
-class Bart(Pretrained):
+class Bart(BartLayout):
     """The layers of KerasHub's backbone."""
 
     model = "bart"
-
-    @classmethod
-    def recognizes(cls, folder):
-        return model_type(folder) == "bart"
+    types = ("bart",)
 
     def __init__(self, folder):
-        self._folder = folder
-        self._settings = settings = read_settings(folder)
-        origin = folder / "config.json"
-        positions = settings.get("max_position_embeddings", 1024)
-        self._parts = {}
-        for part in ("encoder", "decoder"):
-            sizes = hugging_face_sizes(settings, part, origin)
+        super().__init__(folder)
+        positions = self._settings.get("max_position_embeddings", 1024)
+        for part, sizes in self._parts.items():
             if sizes["activation"] != "gelu":
-                raise UserError(f"{origin}: activation_function must be 'gelu'.")
-            self._parts[part] = {
-                **{name: sizes[name] for name in _SIZES},
-                "max_positions": positions,
-            }
+                raise UserError(f"{self._origin}: activation_function must be 'gelu'.")
+            kept = {name: sizes[name] for name in _SIZES}
+            self._parts[part] = {**kept, "max_positions": positions}
         self.tokenizer = BytePairTokenizer(
-            read_files(folder, VOCABULARY_FILE, MERGES_FILE), settings.get("vocab_size")
+            read_files(folder, VOCABULARY_FILE, MERGES_FILE), self._settings.get("vocab_size")
         )
-        self._start = settings.get("decoder_start_token_id", 2)
+        self.order = self.tokenizer.order
+        self._start = self._settings.get("decoder_start_token_id", 2)
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
         encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
-        order = self.tokenizer.order
         seq2seq = build_bart(
             self.tokenizer.vocabulary_size,
             encoder,
@@ -55,10 +46,10 @@ class Bart(Pretrained):
             dtype=dtype,
             scaled=self._settings.get("scale_embedding", False),
             logits_bias=has_logits_bias(tensors),
-            start_id=int((order == self._start).argmax()),
+            start_id=int((self.order == self._start).argmax()),
         )
         variables, sources = _layers(seq2seq)
-        assign_all(seq2seq, variables, sources, tensors, order, learned_positions=True)
+        assign_all(seq2seq, variables, sources, tensors, self.order, learned_positions=True)
         return seq2seq
 
 

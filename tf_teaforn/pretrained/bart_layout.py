@@ -4,8 +4,16 @@ import numpy as np
 from keras import ops
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.position import position_signal
-from tf_teaforn.pretrained.tensors import Source, assign
+from tf_teaforn.pretrained.importer import HuggingFaceFolder
+from tf_teaforn.pretrained.tensors import Source, assign, open_safetensors
+from tf_teaforn.pretrained.transformer import (
+    build_transformer,
+    hugging_face_sizes,
+    hugging_face_source,
+    layer_variables,
+)
 
 _EMBEDDING = "model.shared.weight"
 _BIAS = "final_logits_bias"
@@ -18,13 +26,51 @@ _COPIES = (
 _POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
+class BartLayout(HuggingFaceFolder):
+    """A model of our own layers; BART, which has others, builds itself.
+
+    Attributes:
+        order: int [V], foreign ids in the order of ours, or None for the same.
+        layers: settings of encoder and decoder that all models of the family share.
+    """
+
+    order = None
+    layers = {}
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self._parts = {
+            part: {**hugging_face_sizes(self._settings, part, self._origin), **self.layers}
+            for part in ("encoder", "decoder")
+        }
+
+    def build(self, dtype=None, dropout=None):
+        tensors = open_safetensors(self._folder)
+        encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
+        pad = 0 if self.order is None else self.order[0]
+        seq2seq = build_transformer(
+            self.tokenizer.vocabulary_size,
+            encoder,
+            decoder,
+            dtype=dtype,
+            scaled=self._settings.get("scale_embedding", False),
+            logits_bias=has_logits_bias(tensors),
+            # The tied softmax of transformers trains the row of padding, which decoding starts
+            # from; in the published models it is zero.
+            zero_row=_padding_is_zero(tensors, pad),
+        )
+        variables = layer_variables(seq2seq)
+        sources = {key: hugging_face_source(*key) for key in variables}
+        assign_all(seq2seq, variables, sources, tensors, self.order)
+        return seq2seq
+
+
 def has_logits_bias(tensors):
     """Whether a constant other than 0 is added to the logits."""
     return _BIAS in tensors.shapes and bool(np.any(tensors.read(_BIAS)))
 
 
-def padding_is_zero(tensors, pad):
-    """Whether row `pad` of the embedding is the zero vector."""
+def _padding_is_zero(tensors, pad):
     if _EMBEDDING not in tensors.shapes:
         return True
     # A table that is too short is found when it is assigned.

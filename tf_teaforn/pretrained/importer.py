@@ -1,6 +1,7 @@
 """What an importer is, for `--init_from`."""
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.pretrained.tensors import model_type, read_settings
 
 
 class Pretrained:
@@ -46,6 +47,25 @@ class Pretrained:
             UserError: names the tensors that are missing, unknown or of another shape.
         """
         raise NotImplementedError
+
+
+class HuggingFaceFolder(Pretrained):
+    """A folder that `save_pretrained` of transformers wrote.
+
+    Attributes:
+        types: what `model_type` in its config.json may be.
+    """
+
+    types: tuple[str, ...]
+
+    @classmethod
+    def recognizes(cls, folder):
+        return model_type(folder) in cls.types
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._origin = folder / "config.json"
+        self._settings = read_settings(folder)
 
 
 def read_files(folder, *names):

@@ -6,14 +6,8 @@ from tf_teaforn.data.t5_tokenizer import SENTENCEPIECE_FILE, T5Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_t5
-from tf_teaforn.pretrained.importer import Pretrained, read_files
-from tf_teaforn.pretrained.tensors import (
-    Source,
-    assign,
-    model_type,
-    open_safetensors,
-    read_settings,
-)
+from tf_teaforn.pretrained.importer import HuggingFaceFolder, read_files
+from tf_teaforn.pretrained.tensors import Source, assign, open_safetensors
 
 _EMBEDDING = "shared.weight"
 _OUTPUT = "lm_head.weight"
@@ -40,19 +34,15 @@ _FEED_FORWARD = {
 }
 
 
-class T5(Pretrained):
+class T5(HuggingFaceFolder):
     """The layers of KerasHub's backbone."""
 
     model = "t5"
-
-    @classmethod
-    def recognizes(cls, folder):
-        return model_type(folder) in ("t5", "mt5")
+    types = ("t5", "mt5")
 
     def __init__(self, folder):
-        self._folder = folder
-        self._settings = settings = read_settings(folder)
-        origin = folder / "config.json"
+        super().__init__(folder)
+        settings, origin = self._settings, self._origin
         for name, value in _FIXED.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{origin}: {name} must be {value}, not {settings[name]}.")
