@@ -1,6 +1,7 @@
 """Gap sentences: literal documents, and rouge-score as the reference."""
 
 import collections
+import itertools
 import random
 
 import hypothesis
@@ -88,6 +89,22 @@ def test_the_sentences_of_the_highest_score_are_masked():
         "One two. Three four. Five six.",
     )
     assert gap_example("One two. Three.", GapSettings(intact=1)) == ("One two. Three.", "One two.")
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS)
+def test_examples_are_those_of_a_brute_force_search(document):
+    """Of all ways to take 45% of the sentences, the one of the highest scores by rouge-score."""
+    sentences = split_sentences(document)
+    scores = rouge(sentences)
+    ways = itertools.combinations(range(len(sentences)), max(1, int(0.45 * len(sentences))))
+    # Of equal ones, `max` takes the first: that of earlier sentences.
+    best = max(ways, key=lambda way: round(sum(scores[i] for i in way), 9))
+    gaps = [sentences[i].strip() for i in best]
+    expected = document
+    for sentence in gaps:
+        assert expected.count(sentence) == 1
+        expected = expected.replace(sentence, MASK)
+    assert gap_example(document, GapSettings(intact=0)) == (expected.strip(), " ".join(gaps))
 
 
 @pytest.mark.parametrize(

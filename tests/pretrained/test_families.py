@@ -22,6 +22,7 @@ from tf_teaforn.decoding import SearchConfig, search
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
+from tf_teaforn.models.position import position_signal
 from tf_teaforn.pretrained.hub import HubPreset
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
@@ -89,13 +90,15 @@ def family(folders):
     return functools.cache(lambda name: Family(folders[name]))
 
 
-@pytest.mark.parametrize("name", ["bart", "t5_v1_1"])
+@pytest.mark.parametrize("name", ["bart", "t5_v1_1", "marian"])
 def test_decoder_keeps_the_contract(name, family):
     decoder = family(name).seq2seq.decoder
     signal = None
     if name == "bart":
         table = ops.convert_to_numpy(decoder.position_embedding.position_embeddings)
         signal = table.__getitem__
+    elif name == "marian":
+        signal = functools.partial(position_signal, width=16, layout="half_split")
     testing.check_decoder(decoder, 16, position_signal=signal, tolerance=1e-4)
 
 

@@ -1,5 +1,6 @@
 """PEGASUS of Hugging Face's and of Google's files: the numbers they have at home."""
 
+import functools
 import json
 import shutil
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from tests.testdata.lines import plain_lines
+from tf_teaforn import testing
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.position import position_signal
@@ -63,6 +65,12 @@ def test_what_the_folder_says(pegasus_folder, seq2seq):
     settings = seq2seq.decoder.settings
     assert (settings["num_layers"], settings["num_heads"], settings["dropout"]) == (2, 2, 0.0)
     assert seq2seq.embedding.bias() is None
+
+
+def test_decoders_keep_the_contract(seq2seq, google):
+    for model, width, layout in ((seq2seq, 16, "half_split"), (google[1], 128, "tensor2tensor")):
+        signal = functools.partial(position_signal, width=width, layout=layout)
+        testing.check_decoder(model.decoder, width, position_signal=signal, tolerance=1e-4)
 
 
 def test_logits_and_loss(seq2seq, expected):
