@@ -191,7 +191,7 @@ def main():
     from tf_teaforn.models.catalog import build_model
 
     tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(arguments.threads)
     keras.utils.set_random_seed(0)
     model = build_model(
         "transformer_base", VOCABULARY_SIZE, norm="post", attention_bias=True, dropout=0.0

@@ -418,7 +418,7 @@ def _loop(decoder, prepared, body, start, room):
 
     def segment(*state):
         end = ops.minimum(state[0] + _SEGMENT, room)
-        decoder_state = decoder.grow_state(state[-1], end - state[0])
+        decoder_state = decoder.grow_state(state[-1], _SEGMENT)
 
         def any_open(*state):
             return ops.logical_and(_any_open(*state), state[0] < end)

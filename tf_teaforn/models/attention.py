@@ -16,6 +16,17 @@ def _masked(scores, mask):
     return scores + mask
 
 
+def project(dense, x):
+    """`dense(x)` for x of any rank, as one product of two matrices.
+
+    `Dense` leaves that to an operation which, where a size is unknown, computes shapes at run time:
+    in a step of search that takes as long as the products.
+    """
+    *leading, width = ops.shape(x)
+    y = dense(ops.reshape(x, (-1, width)))
+    return ops.reshape(y, (-1, *leading[1:], ops.shape(y)[-1]))
+
+
 class AttentionOverKeys:
     """What attention does with queries, keys and values that are there already; a mixin.
 
@@ -91,23 +102,27 @@ class MultiHeadAttention(AttentionOverKeys, keras.layers.Layer):
         self.built = True
 
     def _split(self, x):
-        """[B, ..., D] -> [B, H, ..., C] for one or two middle axes."""
-        shape = tuple(ops.shape(x))
-        x = ops.reshape(x, shape[:-1] + (self.num_heads, self.head_dim))
-        return ops.moveaxis(x, -2, 1)
+        """[B, T, D] -> [B, H, T, C]."""
+        length = ops.shape(x)[1]
+        if isinstance(length, int) and length == 1:
+            return ops.reshape(x, (-1, self.num_heads, 1, self.head_dim))
+        return ops.moveaxis(ops.reshape(x, (-1, length, self.num_heads, self.head_dim)), 2, 1)
 
     def keys_and_values(self, x_BxSxD):
         """Returns two [B, H, S, C]."""
-        return self._split(self.key(x_BxSxD)), self._split(self.value(x_BxSxD))
+        return tuple(self._split(project(layer, x_BxSxD)) for layer in (self.key, self.value))
 
     def queries(self, x_BxTxD):
         """Returns [B, H, T, C], already divided by sqrt(C)."""
-        return self._split(self.query(x_BxTxD)) * self.head_dim**-0.5
+        return self._split(project(self.query, x_BxTxD)) * self.head_dim**-0.5
 
     def merge(self, heads_BxHxTxC):
         """[B, H, T, C] -> [B, T, D], through the output projection."""
-        x = ops.moveaxis(heads_BxHxTxC, 1, -2)
-        return self.output_projection(ops.reshape(x, tuple(ops.shape(x)[:-2]) + (self.hidden_dim,)))
+        length = ops.shape(heads_BxHxTxC)[2]
+        if not (isinstance(length, int) and length == 1):
+            heads_BxHxTxC = ops.moveaxis(heads_BxHxTxC, 1, 2)
+        x = ops.reshape(heads_BxHxTxC, (-1, length, self.hidden_dim))
+        return project(self.output_projection, x)
 
     def call(self, x_BxTxD, keys_and_values, mask, training=None):
         keys, values = keys_and_values

@@ -7,7 +7,7 @@ F feed-forward width, C width of one head.
 import keras
 from keras import ops
 
-from tf_teaforn.models.attention import MultiHeadAttention
+from tf_teaforn.models.attention import MultiHeadAttention, project
 from tf_teaforn.models.decoder import Decoder, batch_gather
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.models.recompute import recompute
@@ -34,7 +34,7 @@ class FeedForward(keras.layers.Layer):
         self.built = True
 
     def call(self, x, training=None):
-        return self.outer(self.dropout(self.inner(x), training=training))
+        return project(self.outer, self.dropout(project(self.inner, x), training=training))
 
     def get_config(self):
         return {
@@ -343,7 +343,8 @@ class TransformerDecoder(_Stack, Decoder):
     # The state: keys and values by position and slot, [B, H, L, K, C], where a hypothesis writes
     # into the slot of its number. It is never reordered; a hypothesis remembers in which slot its
     # own past lies, "slots" [B, K, L], attends to all slots of its sentence and masks the others.
-    # A growing state keeps full segments apart, so that a step copies the newest one alone.
+    # A growing state keeps full segments apart, [B, H, L K, C], so that a step copies the newest
+    # one alone.
 
     def _empty_state(self, prepared, num_hypotheses, length):
         keys = prepared["memory"][0][0]
@@ -360,7 +361,7 @@ class TransformerDecoder(_Stack, Decoder):
     def growing_state(self, prepared, num_hypotheses):
         none = ops.shape(prepared["memory"][0][0])[2] * 0
         state = self._empty_state(prepared, num_hypotheses, none)
-        return {**state, "full": state["newest"]}
+        return {**state, "full": self._flat(state)}
 
     def grow_state(self, state, steps):
         def appended(x, more, axis):
@@ -371,7 +372,7 @@ class TransformerDecoder(_Stack, Decoder):
             shape[axis] = steps
             return ops.zeros(shape, x.dtype)
 
-        pairs = zip(state["full"], state["newest"], strict=True)
+        pairs = zip(state["full"], self._flat(state), strict=True)
         return {
             "full": [
                 tuple(appended(a, b, 2) for a, b in zip(full, newest, strict=True))
@@ -380,6 +381,10 @@ class TransformerDecoder(_Stack, Decoder):
             "newest": [tuple(zeros(cache, 2) for cache in pair) for pair in state["newest"]],
             "slots": appended(state["slots"], zeros(state["slots"], 2), 2),
         }
+
+    def _flat(self, state):
+        batch = ops.shape(state["slots"])[0]
+        return [tuple(_merge_axes(cache, batch) for cache in pair) for pair in state["newest"]]
 
     def reorder_state(self, state, parents_BxK):
         return {**state, "slots": batch_gather(state["slots"], parents_BxK)}
@@ -393,21 +398,20 @@ class TransformerDecoder(_Stack, Decoder):
         visible = ops.logical_and(slots[..., None] == own, (places <= position)[:, None])
         visible = ops.reshape(visible, (-1, 1, width, length * width))
         visible = self._self_mask(visible, 1, length, position, copies=width)
+        # TensorFlow's slice update is an XLA operator, which no serving binary needs to have, and
+        # slower than a selection on the CPU.
+        room = ops.shape(state["newest"][0][0])[2]
+        here = ops.arange(room, dtype="int32") == position - (length - room)
+        here = here[:, None, None]
         newest = []
 
         def self_attend(attention, cache, full):
             def attend(y):
                 segments = [] if full is None else [full]
-                start = 0 if full is None else ops.shape(full[0])[2]
-                # TensorFlow's slice update is an XLA operator, which no serving binary needs to
-                # have, and slower than a selection on the CPU.
-                here = ops.arange(ops.shape(cache[0])[2], dtype="int32") == position - start
-                here = here[:, None, None]
                 pairs = zip(attention.keys_and_values(y), cache, strict=True)
                 newest.append(tuple(ops.where(here, n[:, :, None], c) for n, c in pairs))
-                segments.append(newest[-1])
-                flat = [tuple(_merge_axes(cache) for cache in segment) for segment in segments]
-                keys, values = zip(*flat, strict=True)
+                segments.append(tuple(_merge_axes(cache) for cache in newest[-1]))
+                keys, values = zip(*segments, strict=True)
                 return attention.merge(
                     attention.attend_segments(attention.queries(y), keys, values, visible)
                 )
@@ -427,7 +431,7 @@ class TransformerDecoder(_Stack, Decoder):
         return x, {**state, "newest": newest, "slots": slots}
 
 
-def _merge_axes(cache):
-    """[B, H, L, K, C] -> [B, H, L K, C]."""
-    batch, heads, length, width, head_dim = ops.shape(cache)
+def _merge_axes(cache, batch=-1):
+    """[B, H, L, K, C] -> [B, H, L K, C]; `batch` is needed where L is 0."""
+    _, heads, length, width, head_dim = ops.shape(cache)
     return ops.reshape(cache, (batch, heads, length * width, head_dim))
