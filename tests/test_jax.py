@@ -109,7 +109,31 @@ def run_on_jax(folder):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     logits = keras.saving.load_model(f"{folder}/other.keras")(inputs)
     np.savez(f"{folder}/other-on-jax.npz", *map(np.asarray, logits))
+    assert compilations(steps=3) == [True, False, False]
     assert sys.modules["tensorflow"] is None
+
+
+def compilations(steps):
+    """Whether anything was compiled in each of so many steps of `StepRunner`."""
+    import jax
+    import keras
+
+    from tf_teaforn.jax_backend.strategy import StepRunner, make_strategy
+
+    strategy = make_strategy("one")
+    with strategy.scope():
+        model = TeaForN(testing.tiny_model(dropout=0.1), n=2)
+        model.compile(optimizer=keras.optimizers.Adam(0.03))
+    runner = StepRunner(strategy, model)
+    batch = runner.put(testing.padded_batch(testing.random_pairs(8, 4, 5)))
+    events, compiled = [], []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    for step in range(steps):
+        events.clear()
+        runner.train(iter([batch]), step + 1)
+        compiled.append(any(name.endswith("backend_compile_duration") for name in events))
+    jax.monitoring.clear_event_listeners()
+    return compiled
 
 
 @pytest.fixture(scope="module")

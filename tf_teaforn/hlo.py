@@ -13,6 +13,7 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _NAME = re.compile(r"[\w.\-]+")
 _MARKED_NAME = re.compile(r"%([\w.\-]+)")
+_PAIR = re.compile(r"s\d+\[2\]")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _CALLED = re.compile(r"\b(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{(.*?)\}")
@@ -84,6 +85,40 @@ def matmul_flops(text):
 
     (entry,) = (name for name, computation in module.items() if computation.is_entry)
     return flops(entry)
+
+
+def seeds(text):
+    """{name of an instruction that draws random bits: that of the seed its state is made of}.
+
+    Args:
+        text: an HLO module as text. Seeds are pairs of signed integers.
+
+    Raises:
+        ValueError: a state that is not made of one seed.
+    """
+    found = {}
+    for computation in _parse(text).values():
+        for name, instruction in computation.instructions.items():
+            if instruction.opcode == "rng-bit-generator":
+                found[name] = _seed(computation, instruction.operands[0])
+    return found
+
+
+def _seed(computation, state):
+    waiting, seen, pairs = [state], set(), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in computation.instructions:
+            continue
+        seen.add(name)
+        instruction = computation.instructions[name]
+        if _PAIR.match(instruction.shape):
+            pairs.add(name)
+        else:
+            waiting.extend(instruction.operands)
+    if len(pairs) != 1:
+        raise ValueError(f"The state {state} of a random generator is made of {len(pairs)} seeds.")
+    return pairs.pop()
 
 
 def _parse(text):

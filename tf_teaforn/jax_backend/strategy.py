@@ -143,6 +143,11 @@ class StepRunner:
         if not model.optimizer.built:
             with strategy.scope():
                 model.optimizer.build(model.trainable_variables)
+        for variable in sum(training_variables(model), []):
+            # Keras leaves the first value of a small variable outside of the mesh; the second step
+            # would be compiled anew for values on it.
+            layout = strategy.distribution.get_variable_layout(variable).backend_layout
+            variable.assign(jax.device_put(variable.value, layout))
         self._train_step, self._test_step = (
             compiled_step(step, jax.tree.map(lambda value: value.sharding, _values(variables)))
             for step, variables in (

@@ -12,6 +12,7 @@ from jaxlib import _hlo, _jax
 from jaxlib.mlir import ir
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.hlo import seeds
 from tf_teaforn.jax_backend.strategy import compiled_step, guarded, training_variables
 
 # GB of memory that a program sees as one device, and chips of the smallest machine: Google Cloud's
@@ -151,17 +152,21 @@ _PHILOX = re.compile(
 def _as_for_tpu(text):
     """What TensorFlow would have written for a TPU, from what it wrote for the CPU.
 
-    On a TPU it draws random numbers by the device's own generator, whose state is shorter than
-    Philox's. Copies of variables to be updated are not StableHLO.
+    On a TPU it draws random numbers by the device's own generator, whose state is the seed as it
+    is (tf2xla/kernels/stateless_random_ops_v2.cc: `GetKeyCounter`); Philox' state, which is longer,
+    takes some hundred operations to make. Copies of variables to be updated are not StableHLO.
     """
-    text = _PHILOX.sub(
-        r"\1\2.seed = u64[2]{0} slice(\4), slice={[0:2]}"
-        "\n"
-        r"\1\2.drawn = (u64[2]{0}, \3) rng-bit-generator(\2.seed), algorithm=rng_default"
-        "\n"
-        r"\1\2.bits = \3 get-tuple-element(\2.drawn), index=1"
-        "\n"
-        r"\1\2 = (u64[3]{0}, \3) tuple(\4, \2.bits)",
-        text,
-    )
-    return text.replace(" copy(", " reshape(")
+    seed_of = seeds(text)
+
+    def drawn(found):
+        indent, name, shape, state = found.groups()
+        lines = (
+            f"{name}.seed = u64[2]{{0}} convert({seed_of[name]})",
+            f"{name}.drawn = (u64[2]{{0}}, {shape}) rng-bit-generator({name}.seed), "
+            "algorithm=rng_default",
+            f"{name}.bits = {shape} get-tuple-element({name}.drawn), index=1",
+            f"{name} = (u64[3]{{0}}, {shape}) tuple({state}, {name}.bits)",
+        )
+        return "\n".join(indent + line for line in lines)
+
+    return _PHILOX.sub(drawn, text).replace(" copy(", " reshape(")
