@@ -1,5 +1,7 @@
 """Products counted in HLO: loops by hand, the train step by its closed formula."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 
 from tf_teaforn import TeaForN, build_model
 from tf_teaforn.flops import training_flops
-from tf_teaforn.hlo import matmul_flops
+from tf_teaforn.hlo import matmul_flops, seeds
 from tf_teaforn.tf_backend.hlo import train_step_hlo
 
 jax = pytest.importorskip("jax")
@@ -77,3 +79,21 @@ def test_a_train_step_takes_what_the_formula_says(settings):
 
     counted = matmul_flops(_hlo.XlaComputation(module).as_hlo_text())
     assert counted == pytest.approx(training_flops(**sizes, **shape, **settings), rel=0.02)
+
+
+def test_seeds_of_random_bits():
+    def function(first, second):
+        draw = tf.random.stateless_uniform
+        return draw([4], second + 1), draw([4], first)
+
+    pair = tf.TensorSpec([2], tf.int32)
+    text = tensorflow_text(function, pair, pair)
+    found = [re.search(rf"[ %]{re.escape(name)} = (.*)", text)[1] for name in seeds(text).values()]
+    assert len(set(found)) == 2
+    assert sum(" add(" in line for line in found) == 1
+
+
+def test_bits_without_a_seed():
+    text = jax_text(lambda state: jax.lax.rng_bit_generator(state, (5,)), np.zeros(4, "uint32"))
+    with pytest.raises(ValueError, match="is made of 0 seeds"):
+        seeds(text)

@@ -1,6 +1,7 @@
 """Memory and arithmetic of the train step on a TPU, from the TPU's own compiler."""
 
 import dataclasses
+import time
 
 import keras
 
@@ -11,6 +12,7 @@ from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.teaforn import TeaForN
 
 _ON_JAX = keras.backend.backend() == "jax"
+_SIZES = ("arguments", "temporaries", "program", "total")
 
 
 def step_program(config, topology, batch_size):
@@ -53,41 +55,64 @@ def _batch(config, rows):
     return {"encoder_token_ids": source, "decoder_token_ids": target}, target, weights
 
 
-def report(config, topology, batch_size, settings, compiled=True):
-    """Compiles one train step after the other.
+def measure(config, topology, batch_size, compiled=True):
+    """What one train step takes.
 
     Args:
         config, topology, batch_size: as `step_program` takes them.
-        settings: list of dictionaries, the settings of the run that change from line to line.
         compiled: whether to compile, or to count the arithmetic only.
 
-    Yields:
-        Lines of a table; ratios are to its first line.
+    Returns:
+        Dictionary: "flops" of all devices; if compiled also "seconds" of the compiler and either
+        bytes on a device, "arguments", "temporaries", "program" and "total", or "needs", what the
+        compiler says of a step that does not fit.
     """
-    names = list(settings[0])
-    columns = ("arguments", "temporaries", "program", "total", "ratio", "fits")
-    yield "".join(
-        [f"{name:>7}" for name in names]
-        + [f"{column:>12}" for column in (columns if compiled else ())]
-        + [f"{column:>12}" for column in ("TFLOP", "ratio")]
-    )
-    first_total = first_flops = None
-    for changes in settings:
-        program = step_program(config.replace(changes), topology, batch_size)
-        flops = matmul_flops(program.text)
-        if not _ON_JAX:
-            flops *= len(topology.devices)
-        first_flops = first_flops or flops
-        line = "".join(f"{value:>7}" for value in changes.values())
-        if compiled:
-            try:
-                memory = program.memory()
-            except DoesNotFit as error:
-                line += f"{f'needs {error}':>72}"
+    program = step_program(config, topology, batch_size)
+    measured = {"flops": matmul_flops(program.text) * (1 if _ON_JAX else len(topology.devices))}
+    if compiled:
+        start = time.monotonic()
+        try:
+            memory = program.memory()
+        except DoesNotFit as error:
+            measured["needs"] = str(error)
+        else:
+            measured.update(zip(_SIZES, (*memory, memory.total), strict=True))
+        measured["seconds"] = time.monotonic() - start
+    return measured
+
+
+class Table:
+    """Lines of text about what `measure` returned; ratios are to the first.
+
+    Args:
+        topology: `Topology`.
+        names: of the settings that change from line to line.
+        compiled: as `measure` takes it.
+    """
+
+    def __init__(self, topology, names, compiled=True):
+        self._memory = topology.memory
+        columns = (*_SIZES, "ratio", "fits", "seconds") if compiled else ()
+        self.head = "".join(
+            [f"{name:>7}" for name in names]
+            + [f"{column:>12}" for column in (*columns, "TFLOP", "ratio")]
+        )
+        self._compiled = compiled
+        self._first_total = self._first_flops = None
+
+    def line(self, settings, measured):
+        """The line of one step."""
+        text = "".join(f"{value:>7}" for value in settings.values())
+        if self._compiled:
+            if "needs" in measured:
+                text += f"{'needs ' + measured['needs']:>72}"
             else:
-                first_total = first_total or memory.total
-                sizes = (*memory, memory.total)
-                line += "".join(f"{f'{size / 2**30:.2f} GiB':>12}" for size in sizes)
-                line += f"{memory.total / first_total:>12.3f}"
-                line += f"{'yes' if memory.total <= topology.memory else 'no':>12}"
-        yield line + f"{flops / 1e12:>12.3f}{flops / first_flops:>12.3f}"
+                total = measured["total"]
+                self._first_total = self._first_total or total
+                text += "".join(f"{f'{measured[name] / 2**30:.3f} GiB':>12}" for name in _SIZES)
+                text += f"{total / self._first_total:>12.3f}"
+                text += f"{'yes' if total <= self._memory else 'no':>12}"
+            text += f"{measured['seconds']:>12.0f}"
+        flops = measured["flops"]
+        self._first_flops = self._first_flops or flops
+        return text + f"{flops / 1e12:>12.3f}{flops / self._first_flops:>12.3f}"

@@ -1,6 +1,7 @@
 """bin/tpu_check: what it refuses, and with the TPU's compiler installed what it prints."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -56,17 +57,26 @@ class TestCompiler:
         assert "multiple of the 4 devices" in done.stderr.splitlines()[-1]
 
     @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-    def test_memory_and_arithmetic(self, backend):
-        done = check("--n=1,2", backend=backend)
+    def test_memory_and_arithmetic(self, backend, tmp_path):
+        output = f"--output={tmp_path / 'steps.jsonl'}"
+        done = check("--n=1,2", output, backend=backend)
         assert done.returncode == 0, done.stderr
         _, head, one, two = (line.split() for line in done.stdout.splitlines())
         assert head == ["n", "remat", "arguments", "temporaries", "program", "total", "ratio"] + [
             "fits",
+            "seconds",
             "TFLOP",
             "ratio",
         ]
-        assert one[:2] == ["1", "none"] and two[:2] == ["2", "none"] and one[-3] == "yes"
+        assert one[:2] == ["1", "none"] and two[:2] == ["2", "none"] and one[-4] == "yes"
         assert float(one[-1]) == 1.0 and 1.1 < float(two[-1]) < 1.6
+        records = [json.loads(line) for line in open(output.partition("=")[2])]
+        assert [record["step"]["settings"]["n"] for record in records] == [1, 2]
+        # Taken from the file: a compilation would not take exactly as long again.
+        records[0]["measured"]["seconds"] = 12345
+        (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+        again = check("--n=1,2", output, backend=backend).stdout.splitlines()
+        assert again[2].split()[-3] == "12345" and again[3].split() == two
 
     def test_several_chips(self):
         done = check("--topology=v5e:2x2", "--n=1", backend="jax")

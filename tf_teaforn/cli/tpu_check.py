@@ -1,14 +1,19 @@
 """Compiles the train step for a TPU, without having one: memory and arithmetic.
 
-    bin/tpu_check --task=gsg --model=pegasus_large --n=1,2,3 --remat=none,stage --batch_size=16
+    bin/tpu_check --task=gsg --model=pegasus_large --n=1,2,3 --remat=none,stage --batch_size=16 \\
+        --output=tpu.jsonl
     KERAS_BACKEND=jax bin/tpu_check --task=wmt14_enfr --topology=v5e:2x2
 
 The step is the one that bin/train runs with the same flags, under TensorFlow or JAX. That of
 TensorFlow is of one device, without the exchange of gradients. Ratios are to the first line. Where
-a step does not fit, the compiler has already tried to recompute what it could.
+a step does not fit, the compiler has already tried to recompute what it could. A large step takes
+minutes to compile: --output keeps each line as soon as it is there.
 """
 
+import importlib.metadata
 import importlib.util
+import itertools
+import json
 import os
 
 from absl import flags
@@ -18,6 +23,8 @@ from tf_teaforn.errors import UserError
 
 # Lists here.
 _LISTS = ("n", "remat")
+# Those that a step's program depends on.
+_PACKAGES = ("tensorflow", "tensorflow_cpu", "tensorflow-tpu", "jax", "libtpu", "keras")
 # What libtpu asks the machine for, if it is not told, and JAX's own device.
 _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -45,6 +52,13 @@ def define_flags(values):
     )
     flags.DEFINE_boolean(
         "compile", True, "Compile, or count the arithmetic only, in seconds.", flag_values=values
+    )
+    flags.DEFINE_string(
+        "output",
+        None,
+        "File that gets a line of JSON for each step. Steps that it has already are not compiled "
+        "again.",
+        flag_values=values,
     )
     app.define_settings(values, but=_LISTS)
     app.define_task_flags(values)
@@ -74,16 +88,52 @@ def check(values):
             f"of {values.topology}."
         )
 
-    from tf_teaforn.tpu_check import report
+    from tf_teaforn.tpu_check import Table, measure
 
     print(
         f"{config.model.model}, {config.model.precision}, {config.training.optimizer}; "
         f"{values.topology}, {topology.memory / 2**30:.0f} GiB a device; batch {batch_size}, "
         f"S={lengths[0]}, T={lengths[1]}, V={config.model.vocab_size}"
     )
-    settings = [{"n": n, "remat": remat} for remat in values.remat for n in counts]
-    for line in report(config, topology, batch_size, settings, values.compile):
-        print(line, flush=True)
+    table = Table(topology, _LISTS, values.compile)
+    print(table.head, flush=True)
+    for remat, n in itertools.product(values.remat, counts):
+        settings = {"n": n, "remat": remat}
+        changed = config.replace(settings)
+        step = {
+            "settings": changed.flat(),
+            "topology": values.topology,
+            "batch_size": batch_size,
+            "compile": values.compile,
+            "versions": _versions(),
+        }
+        measured = _known(values.output, step)
+        if measured is None:
+            measured = measure(changed, topology, batch_size, values.compile)
+            if values.output:
+                with open(values.output, "a") as file:
+                    print(json.dumps({"step": step, "measured": measured}), file=file)
+        print(table.line(settings, measured), flush=True)
+
+
+def _versions():
+    import keras
+
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    versions = {name: installed[name] for name in _PACKAGES if name in installed}
+    return {"backend": keras.backend.backend(), **versions}
+
+
+def _known(path, step):
+    """What an earlier run wrote about a step into its --output, or None."""
+    if not path or not os.path.exists(path):
+        return None
+    with open(path) as file:
+        for line in file:
+            record = json.loads(line)
+            if record["step"] == step:
+                return record["measured"]
+    return None
 
 
 def _prepare_environment():
