@@ -78,7 +78,12 @@ LAYERS = {
         _ACCUMULATION,
         *_MODEL,
     ],
-    "tf_teaforn/jax_backend": ["tf_teaforn/decoding.py", _ACCUMULATION, *_MODEL],
+    "tf_teaforn/jax_backend": [
+        "tf_teaforn/decoding.py",
+        "tf_teaforn/hlo.py",
+        _ACCUMULATION,
+        *_MODEL,
+    ],
     "tf_teaforn/decoding.py": _MODEL,
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
     _ACCUMULATION: ["tf_teaforn/objective.py"],
