@@ -173,7 +173,10 @@ def chunked(x, num_chunks):
     devices, an equal share of each device's.
     """
     rest = tuple(x.shape[1:])
-    x = ops.concatenate([x, ops.zeros((-ops.shape(x)[0] % num_chunks, *rest), dtype=x.dtype)])
+    missing = -ops.shape(x)[0] % num_chunks
+    # Known not to be zero, or not known when the program is made.
+    if not isinstance(missing, int) or missing:
+        x = ops.concatenate([x, ops.zeros((missing, *rest), dtype=x.dtype)])
     return ops.swapaxes(ops.reshape(x, (-1, num_chunks, *rest)), 0, 1)
 
 
