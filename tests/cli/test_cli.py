@@ -103,7 +103,9 @@ class TestTrain:
         # No bar, as it is no terminal, and nothing of TensorFlow's.
         lines = trained.stderr.splitlines()
         assert lines[0] == "Training a vocabulary of 310 subwords"
-        assert [line.split(":")[0] for line in lines[1:] if "validation" in line] == [
+        for line, split in zip(lines[1:3], ("train", "validation"), strict=True):
+            assert re.fullmatch(rf"{split}: \d+ examples tokenised, \d+ a second", line)
+        assert [line.split(":")[0] for line in lines[3:] if "validation" in line] == [
             "step 15",
             "step 30",
             "step 45",
@@ -113,7 +115,7 @@ class TestTrain:
             r"\d+ target tokens/s, [\d:]+ left"
         )
         assert sum(train_line.fullmatch(line) is not None for line in lines) == 9
-        assert len(lines) == 1 + 3 + 9
+        assert len(lines) == 1 + 2 + 3 + 9
 
     def test_records(self, trained):
         text = (trained.model_dir / "metrics.jsonl").read_text()

@@ -5,20 +5,23 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from tqdm import tqdm
 
 from tf_teaforn.data.tokenizer import PAD_ID, SubwordTokenizer, add_eos
 from tf_teaforn.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _TOKENIZE_BATCH = 1024
@@ -188,7 +191,7 @@ def _build(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        too_long = 0
+        too_long, start = 0, time.monotonic()
         with (
             contextlib.ExitStack() as stack,
             # disable=None: no bar where the output is no terminal.
@@ -220,6 +223,12 @@ def _build(
                     else "."
                 )
             )
+        _logger.info(
+            "%s: %d examples tokenised, %.0f a second",
+            split,
+            sides[0].rows,
+            sides[0].rows / (time.monotonic() - start),
+        )
         files = {name: entry for side in sides for name, entry in side.finish().items()}
         manifest = {"key": key, "too_long": too_long, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
@@ -291,7 +300,7 @@ def _load(path: pathlib.Path, key: dict) -> TokenCache | None:
             *sides, key["max_source_length"], key["max_target_length"], manifest["too_long"]
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logging.warning("the token cache %s is damaged and built anew: %s", path, error)
+        _logger.warning("the token cache %s is damaged and built anew: %s", path, error)
         return None
 
 
@@ -317,7 +326,7 @@ def _report(cache: TokenCache, split: str, drop_long: bool) -> None:
     if not cache.too_long:
         return
     total = len(cache) + cache.too_long if drop_long else len(cache)
-    logging.warning(
+    _logger.warning(
         "%s: %d of %d examples (%.2f%%) are longer than %d source or %d target tokens and were %s: "
         "--max_source_length and --max_target_length set these limits",
         split,
