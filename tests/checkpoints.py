@@ -9,5 +9,7 @@ def tensors(model_dir, step):
     return {
         f"{name}/{key}": value
         for name in ("model", "optimizer")
-        for key, value in safetensors.numpy.load_file(folder / f"{name}.safetensors").items()
+        for key, value in safetensors.numpy.load(
+            (folder / f"{name}.safetensors").read_bytes()
+        ).items()
     }

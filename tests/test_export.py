@@ -307,6 +307,10 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
     compiled = signatures["static_token_ids"](inputs=tf.constant(ids))
     dynamic = signatures["token_ids"](inputs=tf.constant(ids))
     np.testing.assert_array_equal(compiled["outputs"], dynamic["outputs"])
+    ids[1, 2] = translator.tokenizer.vocabulary_size
+    for name in ("token_ids", "static_token_ids"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="inputs: an id is outside of the"):
+            signatures[name](inputs=tf.constant(ids))
     functions = signatures["static"].graph.as_graph_def().library.function
     assert any(function.attr["_XlaMustCompile"].b for function in functions)
 
@@ -335,7 +339,8 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
 
 def test_all_checkpoints(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(tf_teaforn.export, "write_saved_model", lambda *args: args)
-    written = list(export_all(trained.model_dir, tmp_path, beam_size=1))
+    steps, written = zip(*export_all(trained.model_dir, tmp_path, beam_size=1), strict=True)
+    assert steps == (15, 30, 45)
     assert [details["steps"] for _, _, details, _, _ in written] == [[15], [30], [45]]
     weights = [module.weights[0].numpy() for module, *_ in written]
     assert not np.array_equal(weights[0], weights[1])

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Layer -> the layers below it that it may import. A layer is a file or a folder with all below it;
 # a file belongs to the longest that fits.
 _ERRORS = "tf_teaforn/errors.py"
+_PATHS = "tf_teaforn/paths.py"
 _DATA = ["tf_teaforn/data", "tf_teaforn/task.py", _ERRORS]
 _MODEL = ["tf_teaforn/objective.py", "tf_teaforn/models", _ERRORS]
 _ACCUMULATION = "tf_teaforn/accumulation.py"
@@ -27,6 +28,8 @@ _PARTS = [
     "tf_teaforn/metrics.py",
     "tf_teaforn/model_dir.py",
     "tf_teaforn/optimizers.py",
+    "tf_teaforn/out_of_memory.py",
+    _PATHS,
     "tf_teaforn/pretrained",
     "tf_teaforn/teaforn.py",
     "tf_teaforn/texts.py",
@@ -57,11 +60,13 @@ LAYERS = {
         "tf_teaforn/task.py",
         "tf_teaforn/texts.py",
         _ERRORS,
+        _PATHS,
     ],
     "tf_teaforn/model_dir.py": [
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
         "tf_teaforn/data",
+        _PATHS,
         *_MODEL,
     ],
     "tf_teaforn/pretrained": [
@@ -89,17 +94,19 @@ LAYERS = {
     _ACCUMULATION: ["tf_teaforn/objective.py"],
     "tf_teaforn/objective.py": [_ERRORS],
     "tf_teaforn/optimizers.py": [_ERRORS],
+    "tf_teaforn/out_of_memory.py": ["tf_teaforn/config.py"],
     "tf_teaforn/testing.py": _MODEL,
     "tf_teaforn/task.py": ["tf_teaforn/data", _ERRORS],
-    "tf_teaforn/data": [_ERRORS],
-    "tf_teaforn/checkpoint.py": [_ERRORS],
+    "tf_teaforn/data": [_ERRORS, _PATHS],
+    "tf_teaforn/checkpoint.py": [_ERRORS, _PATHS],
     "tf_teaforn/config.py": [_ERRORS],
     "tf_teaforn/interruption.py": [_ERRORS],
-    "tf_teaforn/lock.py": [_ERRORS],
+    "tf_teaforn/lock.py": [_ERRORS, _PATHS],
     "tf_teaforn/metrics.py": [_ERRORS],
     "tf_teaforn/flops.py": [],
     "tf_teaforn/texts.py": [],
     "tf_teaforn/errors.py": [],
+    _PATHS: [],
     # No layers of the product: they may import whatever they look at.
     "benchmarks": None,
     "examples": None,

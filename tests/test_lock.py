@@ -55,6 +55,20 @@ def test_the_lock_is_freed_by_an_error(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_new_folder_stays_if_something_was_written_to_it(tmp_path, written):
+    folder = tmp_path / "new"
+    with pytest.raises(UserError, match="refused"), lock.locked(folder):
+        if written:
+            (folder / "config.json").touch()
+        raise UserError("refused")
+    assert folder.exists() == written
+    (tmp_path / "old").mkdir()
+    with lock.locked(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").exists()
+
+
 class TestRemote:
     """The way of file systems without locks, on a local folder."""
 

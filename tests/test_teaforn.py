@@ -698,3 +698,34 @@ def test_impossible_settings_are_refused(settings, message):
 def test_numbers_of_numpy_are_numbers():
     model = TeaForN(testing.tiny_model(), n=np.int64(3), discount=np.float32(0.5))
     assert json.dumps(model.n) == "3" and len(model.decoders) == 3
+
+
+@pytest.mark.parametrize("bad", [-1, VOCABULARY_SIZE])
+@pytest.mark.parametrize("name", ["encoder_token_ids", "decoder_token_ids", "targets"])
+def test_ids_outside_of_the_vocabulary_are_refused(name, bad):
+    arrays = {**INPUTS, "targets": TARGETS}
+    arrays[name] = arrays[name].copy()
+    arrays[name][1, 2] = bad
+    targets = arrays.pop("targets")
+    model = teaforn()
+    model.compile(optimizer="sgd")
+    before = values_of(model)
+    message = f"{name} has the id {bad}: the vocabulary has those from 0 to {VOCABULARY_SIZE - 1}"
+    for run in (
+        lambda: model.fit(arrays, targets, sample_weight=WEIGHTS, verbose=0),
+        lambda: model.evaluate(arrays, targets, verbose=0),
+        lambda: batch_sums(model, (arrays, targets, WEIGHTS)),
+    ):
+        with pytest.raises(UserError, match=message):
+            run()
+    if name != "targets":
+        with pytest.raises(UserError, match=message):
+            model.seq2seq(arrays)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensors((arrays, targets, WEIGHTS))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{name}: an id is outside of"):
+            model.fit(dataset, verbose=0)
+    for path, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[path])

@@ -33,6 +33,7 @@ def accumulate(step, batch, num_parts, zeros, state=()):
 
     def body(k, carry):
         totals, state = carry
+        k = objective.after(totals, k)
         sums, state = step(keras.tree.map_structure(lambda x: x[k], parts), state)
         return keras.tree.map_structure(lambda a, b: a + b, totals, sums), state
 

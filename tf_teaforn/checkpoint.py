@@ -26,6 +26,7 @@ import safetensors.numpy
 from etils import epath
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import is_remote
 
 _FORMAT = 1
 _MODEL = "model.safetensors"
@@ -362,10 +363,6 @@ def _find(folder: epath.Path) -> epath.Path | None:
     return None
 
 
-def _is_local(path: epath.Path) -> bool:
-    return "://" not in os.fspath(path)
-
-
 def _serialize(arrays: Mapping[str, np.ndarray]) -> bytes:
     # safetensors reads an array's memory as if it were laid out in C order.
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -416,13 +413,13 @@ def _write_errors(folder: epath.Path) -> Iterator[None]:
 def _write_file(path: epath.Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
-        if _is_local(path):
+        if not is_remote(path):
             file.flush()
             os.fsync(file.fileno())
 
 
 def _sync_directory(directory: epath.Path) -> None:
-    if _is_local(directory):
+    if not is_remote(directory):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -447,7 +444,7 @@ def _move(source: epath.Path, destination: epath.Path, keep_source: bool = False
     Object stores cannot: there its files move one by one, the one that counts last, and
     `keep_source` copies them, so that the source is complete until the destination is.
     """
-    if _is_local(source):
+    if not is_remote(source):
         source.rename(destination)
         _sync_directory(destination.parent)
         return

@@ -18,14 +18,14 @@ from tf_teaforn.tf_backend.export import (
 def export_all(model_dir, export_dir, **settings):
     """Exports every checkpoint of training, the earliest as the lowest version.
 
-    Takes the arguments of `export`, without `checkpoint`; yields the new folders.
+    Takes the arguments of `export`, without `checkpoint`; yields pairs of step and new folder.
     """
     model_dirs.read_config(model_dir)
     steps = checkpoints.steps(model_dir)
     if not steps:
         raise UserError(f"--checkpoint=all: --model_dir={model_dir} has no checkpoint.")
     for step in steps:
-        yield export(model_dir, export_dir, str(step), **settings)
+        yield step, export(model_dir, export_dir, str(step), **settings)
 
 
 def export_transformers(model_dir, export_dir, checkpoint="best"):

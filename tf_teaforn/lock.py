@@ -12,6 +12,7 @@ import uuid
 from etils import epath
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import is_remote
 
 _NAME = "train.lock"
 # Remote lock files are renewed so often, and given up by others after so many seconds without it.
@@ -25,15 +26,23 @@ def locked(folder):
     On a local disk the operating system keeps it, and frees it whenever the process ends. A remote
     file system has no locks: there a file `train.lock` is renewed every 20 seconds, and one that a
     crash has left behind is taken over after a minute without change. Two processes that start
-    within the same moment can both get it there.
+    within the same moment can both get it there. A folder that was not there is made, and goes
+    again if nothing was written to it.
 
     Raises:
         UserError: another process holds it.
     """
     folder = epath.Path(folder)
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with (_remote if "://" in os.fspath(folder) else _local)(folder / _NAME):
-        yield
+    try:
+        with (_remote if is_remote(folder) else _local)(folder / _NAME):
+            yield
+    finally:
+        # Empty after a run that was refused. An object store has no folders that could stay.
+        if made and not is_remote(folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def _owner():

@@ -16,6 +16,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
 from tf_teaforn.models.seq2seq import Seq2Seq
+from tf_teaforn.paths import write_whole
 
 CONFIG = "config.json"
 VOCABULARY = "vocab.model"
@@ -53,9 +54,7 @@ def write_config(model_dir, config: RunConfig, command: list[str]):
     """Writes `config.json` and appends the command line to `command.txt`."""
     model_dir = epath.Path(model_dir)
     model_dir.mkdir(parents=True, exist_ok=True)
-    temporary = model_dir / f"{CONFIG}.tmp"
-    temporary.write_text(config.to_json())
-    temporary.replace(model_dir / CONFIG)
+    write_whole(model_dir / CONFIG, config.to_json())
     log = model_dir / COMMAND
     earlier = log.read_text() if log.exists() else ""
     log.write_text(f"{earlier}{shlex.join(command)}\n")
@@ -83,10 +82,7 @@ def read_tokenizer(model_dir) -> SubwordTokenizer:
 
 def write_architecture(model_dir, seq2seq: Seq2Seq):
     """Writes `architecture.json`, which `build_seq2seq` then goes by."""
-    path = epath.Path(model_dir) / ARCHITECTURE
-    temporary = path.with_name(f"{ARCHITECTURE}.tmp")
-    temporary.write_text(architecture_json(seq2seq))
-    temporary.replace(path)
+    write_whole(epath.Path(model_dir) / ARCHITECTURE, architecture_json(seq2seq))
 
 
 def write_examples(model_dir, sources, targets):

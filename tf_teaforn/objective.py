@@ -97,6 +97,7 @@ def cross_entropy(
         mean_row = ops.cast(ops.mean(table_VxD, axis=0), dtype)[:, None]
 
         def chunk(k, results):
+            k = after(results, k)
             hidden, target, coefficient = hidden_KxRxD[k], targets[k][:, None], coefficients[k]
             logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
             if bias_V is not None:
@@ -158,6 +159,20 @@ def cross_entropy(
 def larger(a, b):
     """Of two sizes the larger; a Python number if both are, so that shapes stay static."""
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else ops.maximum(a, b)
+
+
+def after(tensors, index):
+    """`index`, int32, known only when all of the tensors are.
+
+    For the body of a loop that is to use memory for one iteration: TensorFlow's executor begins up
+    to ten iterations as soon as their inputs are known. Compilers run one after the other anyway.
+    """
+    leaves = keras.tree.flatten(tensors)
+    firsts = [x[(0,) * len(x.shape)] if len(x.shape) else x for x in leaves]
+    total = sum(ops.cast(first, "float32") for first in firsts)
+    index = ops.convert_to_tensor(index, "int32")
+    # The smaller is the index itself, but the runtime cannot know.
+    return ops.minimum(index, index + ops.cast(total != total, "int32"))
 
 
 def _number_of_chunks(rows, vocabulary_size):

@@ -151,6 +151,25 @@ class TeaForN(TrainStep, keras.Model):
             for layer in self.decoders if part == "decoder" else [getattr(self.seq2seq, part)]:
                 layer.trainable = False
 
+    def fit(self, x=None, y=None, *args, **kwargs):
+        """As that of every Keras model, on arrays or a dataset.
+
+        Raises:
+            UserError: an id in arrays is outside of the vocabulary.
+        """
+        self._check_arrays(x, y)
+        return super().fit(x, y, *args, **kwargs)
+
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """As that of every Keras model; raises what `fit` raises."""
+        self._check_arrays(x, y)
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def _check_arrays(self, x, y):
+        if isinstance(x, dict):
+            ids = {name: value for name, value in x.items() if name.endswith("_token_ids")}
+            self.seq2seq.check_ids(**ids, targets=y)
+
     @property
     def metrics(self):
         return list(self._trackers.values())
@@ -210,6 +229,7 @@ class TeaForN(TrainStep, keras.Model):
             weights: float32 [B, T], 0 on padding.
             training: with dropout, and with a gradient of `total`.
         """
+        self.seq2seq.check_ids(decoder_token_ids=inputs["decoder_token_ids"], targets=targets)
         targets = ops.cast(targets, "int32")
         hidden_BxNxTxD = ops.stack(self.hidden_states(inputs, training), axis=1)
         targets, stage_weights = objective.all_stage_targets(

@@ -28,15 +28,17 @@ from tf_teaforn.export import export
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.interruption import InterruptedWorkError, Interruption
 from tf_teaforn.optimizers import build_optimizer
+from tf_teaforn.out_of_memory import StepMemory, advice, variable_bytes
+from tf_teaforn.paths import is_remote, write_whole
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.summary import ScalarWriter
 
 if keras.backend.backend() == "jax":
-    from tf_teaforn.jax_backend.strategy import StepRunner, Workers, peak_memory
+    from tf_teaforn.jax_backend.strategy import StepRunner, Workers, device_memory, peak_memory
 else:
     from tf_teaforn.tf_backend.step_runner import StepRunner, Workers
-    from tf_teaforn.tf_backend.strategy import peak_memory
+    from tf_teaforn.tf_backend.strategy import device_memory, peak_memory
 
 _RECORDS = "metrics.jsonl"
 
@@ -106,6 +108,7 @@ class Run:
             )
             if config.training.freeze:
                 self.model.freeze(config.training.freeze.split(","))
+                _report_frozen(config.training.freeze, self.model)
             self.model.compile(optimizer=build_optimizer(config.training))
         skip = config.training.on_nonfinite == "skip"
         self.runner = StepRunner(strategy, self.model, skip_nonfinite=skip)
@@ -217,20 +220,16 @@ class Run:
                 "it, or take another --model_dir."
             )
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        temporary = self.model_dir / f"{model_dirs.VOCABULARY}.tmp"
         if vocabulary:
-            if not epath.Path(vocabulary).exists():
-                raise UserError(f"--vocab={vocabulary}: there is no such file.")
-            epath.Path(vocabulary).copy(temporary, overwrite=True)
+            write_whole(path, epath.Path(vocabulary).read_bytes())
         else:
             _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
-            build_vocabulary(self.task, self.config.model.vocab_size, temporary)
-        temporary.replace(path)
+            build_vocabulary(self.task, self.config.model.vocab_size, path)
 
     def _cache(self, split, drop_long):
         # Token caches are memory-mapped, so they stay on the local disk.
-        remote = "://" in str(self.model_dir)
-        folder = epath.Path(tempfile.gettempdir()) / "tf_teaforn" if remote else self.model_dir
+        aside = epath.Path(tempfile.gettempdir()) / "tf_teaforn"
+        folder = aside if is_remote(self.model_dir) else self.model_dir
         return cache.build_or_load(
             folder / "cache",
             self.task.source,
@@ -380,7 +379,8 @@ class Run:
                 start_id=self.model.seq2seq.start_id,
             )
         )
-        window = _Window(self.step, self._tokens_seen())
+        # The first step is compiled, which is no measure of speed.
+        compiling, window = True, _Window(self.step, self._tokens_seen())
         # A bar is for terminals, and the chief's; a log file gets a line now and then.
         disable = None if self.workers.chief else True
         with tqdm(
@@ -390,6 +390,9 @@ class Run:
                 if self.state["validated"]:
                     self._advance(batches)
                     bar.update(self.step - bar.n)
+                    if compiling:
+                        compiling = False
+                        window = _Window(self.step, self._tokens_seen())
                     # A window of averages ends where validation takes over the metrics.
                     if self.step % training.log_every == 0 or not self.state["validated"]:
                         self._check_steps(train_cache)
@@ -425,16 +428,25 @@ class Run:
         try:
             self.runner.train(batches, self.step + 1, steps)
         except OutOfMemoryError as error:
-            tokens = self.config.data.batch_tokens
-            raise UserError(
-                f"--batch_tokens={tokens}: step {self.step + 1} does not fit into the device's "
-                f"memory ({error}). What a step needs beyond the weights grows with it: write "
-                f"--batch_tokens={tokens // 2}, with another --model_dir or before the first "
-                "checkpoint, or use more devices."
-            ) from error
+            line = advice(self.config, self.step + 1, str(error), self._memory())
+            raise UserError(line) from error
         self.step += steps
         last = self.step == training.train_steps
         self.state["validated"] = not (self.step % training.eval_every == 0 or last)
+
+    def _memory(self):
+        """`StepMemory` of a step on sentences of the maximum lengths."""
+        data, model = self.config.data, self.model
+        lengths = data.max_source_length, data.max_target_length
+        rows = max(data.batch_tokens // max(lengths) // self.replicas, 1)
+        gradients = variable_bytes(model.trainable_variables)
+        activations = limit = None
+        # An estimate that fails, for lack of memory too, must not hide what happened.
+        with contextlib.suppress(Exception):
+            limit = device_memory()
+            activations = max(self.runner.temporary_bytes(rows, *lengths) - gradients, 0)
+        optimizer = variable_bytes(model.optimizer.variables)
+        return StepMemory(variable_bytes(model.variables), optimizer, gradients, activations, limit)
 
     def _batch_settings(self):
         """What the batches depend on besides the data."""
@@ -498,34 +510,27 @@ class Run:
             return
         steps = self.config.training.train_steps
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        seconds = window.seconds()
-        speed = (logs["tokens"] - window.tokens) / seconds
         stages = [f"{logs[f'loss_{stage}']:.3f}" for stage in range(self.model.n)]
-        bar.set_postfix(
-            loss=f"{logs['loss']:.3f}",
-            stages="/".join(stages),
-            tokens_per_s=f"{speed:.0f}",
-            lr=f"{rate:.2e}",
+        shown = {"loss": f"{logs['loss']:.3f}", "stages": "/".join(stages), "lr": f"{rate:.2e}"}
+        line = (
+            f"step {self.step}/{steps}: loss {logs['loss']:.4f} (stages {', '.join(stages)}), "
+            f"learning rate {rate:.2e}"
         )
+        points = {"learning_rate": rate, **peak_memory()}
+        if self.step > window.step:
+            seconds = window.seconds()
+            speed = (logs["tokens"] - window.tokens) / seconds
+            left = (steps - self.step) * seconds / (self.step - window.step)
+            left = datetime.timedelta(seconds=round(left))
+            shown["tokens_per_s"] = f"{speed:.0f}"
+            line += f", {speed:.0f} target tokens/s, {left} left"
+            points["target_tokens_per_second"] = speed
+        bar.set_postfix(shown)
         if bar.disable:
-            left = (steps - self.step) * seconds / max(self.step - window.step, 1)
-            _logger.info(
-                "step %d/%d: loss %.4f (stages %s), learning rate %.2e, %.0f target tokens/s, "
-                "%s left",
-                self.step,
-                steps,
-                logs["loss"],
-                ", ".join(stages),
-                rate,
-                speed,
-                datetime.timedelta(seconds=round(left)),
-            )
+            _logger.info(line)
         if self.config.training.on_nonfinite == "skip":
             logs["skipped_steps"] = self.state["skipped_steps"]
-        self.writer.write(
-            self.step,
-            {**logs, "learning_rate": rate, "target_tokens_per_second": speed, **peak_memory()},
-        )
+        self.writer.write(self.step, {**logs, **points})
         self._record("train", logs)
 
     def _validate(self, valid_cache, translator, examples):
@@ -595,9 +600,7 @@ class Run:
             again = record["step"] == self.step and not self.state["validated"]
             if record["step"] <= self.step and not (again and record["kind"] == "validation"):
                 kept.append(f"{line}\n")
-        temporary = self.model_dir / f"{_RECORDS}.tmp"
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
+        write_whole(path, "".join(kept))
 
 
 class _Window:
@@ -623,6 +626,19 @@ class _Window:
         begin = time.monotonic()
         yield
         self._start += time.monotonic() - begin
+
+
+def _report_frozen(parts, model):
+    kinds = model.non_trainable_weights, model.trainable_weights
+    frozen, trained = (sum(math.prod(weight.shape) for weight in kind) for kind in kinds)
+    _logger.info(
+        "Frozen (--freeze=%s): %d weights of %s numbers; trained: %d of %s",
+        parts,
+        len(kinds[0]),
+        f"{frozen:,}",
+        len(kinds[1]),
+        f"{trained:,}",
+    )
 
 
 def _write(line):

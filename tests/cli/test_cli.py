@@ -27,6 +27,7 @@ from tf_teaforn.config import RunConfig, settings
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
+from tf_teaforn.task import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -234,7 +235,10 @@ class TestTrainRefusals:
             ("--task=", r"--task is missing\. What to train on\."),
             ("--model_dir=", r"--model_dir is missing\. Folder for everything the run writes\."),
             ("--model=transformer_tinny", r"Unknown --model=.*Did you mean transformer_tiny\?.*"),
-            ("--discont=0.5", r"Unknown command line flag 'discont'. Did you mean: discount \?"),
+            (
+                "--discont=0.5",
+                r"Unknown flag --discont\. Did you mean discount\? --help lists all\.",
+            ),
             ("--n=two", r"--n=two: write a whole number\."),
             ("--discount=.", r"--discount=\.: write a number\."),
             ("--n=0", r"--n=0: write 1 or more\."),
@@ -550,6 +554,7 @@ class TestDecode:
         assert capsys.readouterr().err == (
             "Warning: 2 of 3 source lines were cut: more than 24 subwords, the end of sentence "
             "included (--max_source_length of bin/train).\n"
+            f"Wrote 3 lines to {tmp_path}/out.\n"
         )
 
     def test_search_flags(self):
@@ -693,6 +698,13 @@ class TestHelp:
         assert {field.name for field in settings()} <= set(re.findall(r"^  --(\w+)$", text, re.M))
         assert re.search(r"^ +demo_enfr: English-French phrases", text, re.M)
         assert max(map(len, text.splitlines())) <= 100
+
+    def test_defaults_of_a_task(self, call_command, capsys):
+        assert call_command("train", "--task=gigaword", "--help") == 0
+        head, _, defaults = capsys.readouterr().out.partition("\n\nDefaults of --task=gigaword:\n")
+        assert "Defaults" not in head
+        expected = get_task("gigaword").defaults
+        assert defaults.split() == [f"--{flag}={value}" for flag, value in expected.items()]
 
     def test_a_reader_that_has_gone(self):
         reader, writer = os.pipe()

@@ -60,13 +60,18 @@ def test_frozen_parts_stay_and_the_rest_learns(fine_tuned, pegasus_folder):
     assert 2 * decoders <= slots < 2 * decoders + 10, "only what is trained has moments"
 
 
-def test_the_model_dir_needs_nothing_else(fine_tuned, call_command, tmp_path, capsys):
+def test_the_model_dir_needs_nothing_else(fine_tuned, call_command, tmp_path, capsys, caplog):
     model_dir, command = fine_tuned
     config = json.loads((model_dir / "config.json").read_text())
     assert config["model"]["model"] == "pegasus" and config["model"]["vocab_size"] == 273
     description = json.loads((model_dir / "tokenizer.json").read_text())
     assert description["kind"] == "pegasus" and (model_dir / "spiece.model").exists()
+    caplog.set_level("INFO", logger="tf_teaforn")
     assert call_command(*command) == 0
+    weights, _, _ = checkpoint.load_training(model_dir)
+    frozen = [value.size for name, value in weights.items() if "decoder" not in name]
+    line = f"(--freeze=encoder,embedding): {len(frozen)} weights of {sum(frozen):,} numbers; "
+    assert line in caplog.text
     capsys.readouterr()
     assert call_command("evaluate", f"--model_dir={model_dir}", "--split=validation") == 0
     assert "bleu" in capsys.readouterr().out

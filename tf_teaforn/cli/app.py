@@ -17,7 +17,8 @@ import tasks  # noqa: F401 (registers them)
 from tf_teaforn import config as settings_module
 from tf_teaforn.cli.stderr import quiet_tensorflow
 from tf_teaforn.data.sources import with_data_dir
-from tf_teaforn.errors import StoppedError, UserError
+from tf_teaforn.errors import StoppedError, UserError, did_you_mean
+from tf_teaforn.paths import is_remote
 from tf_teaforn.task import get_task, task_names
 
 _DEFINE = {
@@ -101,6 +102,7 @@ def define_model_flags(values):
     )
 
 
+_ADDRESS = re.compile(r"\b(gs|s3)://")
 # Flags that may hold addresses of other kinds.
 _NO_PATHS = ("beam_options", "init_from", "model", "tpu")
 _FILES = ("train_files", "valid_files", "test_files", "prepared")
@@ -158,7 +160,7 @@ def data_dir(values):
 
 def absolute(path):
     """The path from the root; what is empty or on a remote file system stays as it is."""
-    if not path or "://" in path:
+    if not path or is_remote(path):
         return path
     return os.path.abspath(os.path.expanduser(path))
 
@@ -228,19 +230,22 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     """
     quiet_tensorflow()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in ("absl", "tensorflow", "tensorboard", "sacrebleu"):
+    for name in ("absl", "jax", "tensorboard", "tensorflow", "sacrebleu"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         values = flags.FlagValues()
         define_flags(values)
         if any(argument in ("--help", "-help", "-h", "help") for argument in sys.argv[1:]):
-            print(f"{description.strip()}\n\nFlags:\n{_help(values)}")
+            print(f"{description.strip()}\n\nFlags:\n{_help(values)}{_task_defaults()}")
         else:
             _check_command_line(values, backends)
             main(values)
         sys.stdout.flush()
     except flags.IllegalFlagValueError as error:
         _fail(_value_error(values, str(error)))
+    except flags.UnrecognizedFlagError as error:
+        guess = did_you_mean(error.flagname, list(values.flag_values_dict()))
+        _fail(f"Unknown flag --{error.flagname}.{guess} --help lists all.")
     except StoppedError as error:
         _fail(error, error.exit_code)
     except (UserError, flags.Error) as error:
@@ -257,6 +262,11 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        # TensorFlow's errors on remote file systems are of no common kind.
+        if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
+            raise
+        _fail(error)
 
 
 def _innermost(error):
@@ -285,7 +295,7 @@ def _check_command_line(values, backends):
 
 def _check_schemes(name, value):
     for part in value.split(","):
-        if "://" in part:
+        if is_remote(part):
             try:
                 epath.Path(part)
             except KeyError as error:
@@ -305,6 +315,18 @@ def _value_error(values, message):
 def _fail(message, code=2):
     print(f"{os.path.basename(sys.argv[0])}: {' '.join(str(message).split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def _task_defaults():
+    """What the task that is named besides --help sets, as lines."""
+    names = [argument for argument in sys.argv[1:] if argument.startswith("--task=")]
+    if not names:
+        return ""
+    name = names[-1].removeprefix("--task=")
+    given = [f"--{flag}={value}" for flag, value in get_task(name).defaults.items()]
+    return f"\n\nDefaults of --task={name}:\n" + textwrap.fill(
+        " ".join(given), 90, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
 
 
 def _help(values):

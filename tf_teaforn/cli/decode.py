@@ -17,6 +17,7 @@ from etils import epath
 
 from tf_teaforn.cli import app
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 
 
 def define_flags(values):
@@ -152,15 +153,12 @@ def decode(values):
     found = translator.decode(texts, progress=to_file or not sys.stdout.isatty())
     output = "".join(_lines(found, values.scores)).encode()
     if to_file:
-        aside = epath.Path(f"{values.output}.partial")
-        try:
-            aside.write_bytes(output)
-            aside.replace(values.output)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_whole(values.output, output)
     else:
         sys.stdout.buffer.write(output)
     warn_of_cuts(translator.cut_sources, len(texts), translator.max_source_length)
+    if to_file:
+        print(f"Wrote {output.count(10)} lines to {values.output}.", file=sys.stderr)
 
 
 def warn_of_cuts(count, lines, max_length, what="source"):

@@ -66,11 +66,11 @@ def export(values):
     fields = {name: values[name].value for name in settings}
     fields |= {field: value for field, (_, value) in given.items()}
     if values.checkpoint == "all":
-        folders = exports.export_all(model_dir, export_dir, **fields)
-    else:
-        folders = [exports.export(model_dir, export_dir, values.checkpoint, **fields)]
-    for folder in folders:
-        print(f"Exported to {folder}")
+        for step, folder in exports.export_all(model_dir, export_dir, **fields):
+            print(f"Exported step {step} to {folder}")
+        return
+    folder = exports.export(model_dir, export_dir, values.checkpoint, **fields)
+    print(f"Exported to {folder}")
 
 
 def main():

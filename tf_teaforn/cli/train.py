@@ -4,10 +4,10 @@
     bin/train --task=wmt14_enfr --n=2 --model_dir=gs://bucket/run --strategy=tpu
     bin/train --task=text --train_files=train.tsv --valid_files=valid.tsv --model_dir=runs/mine
 
-Only --task and --model_dir are needed: each task has defaults of its own for the rest. The same
-command, given again, continues where the run stopped, also after SIGTERM and Ctrl-C: they end the
-step in progress and save (exit codes 143 and 130). Exit code 75: another worker of the run is
-gone; start all of them again.
+Only --task and --model_dir are needed: each task has defaults of its own for the rest, which
+--task=NAME --help lists. The same command, given again, continues where the run stopped, also
+after SIGTERM and Ctrl-C: they end the step in progress and save (exit codes 143 and 130). Exit code
+75: another worker of the run is gone; start all of them again.
 """
 
 import contextlib

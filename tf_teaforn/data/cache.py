@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from tf_teaforn.data.tokenizer import PAD_ID, SubwordTokenizer, add_eos
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import is_remote
 
 _logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ def build_or_load(
     Raises:
       UserError: the directory cannot be used, or no example is left.
     """
-    if "://" in os.fspath(directory):
+    if is_remote(directory):
         raise UserError(f"The token cache needs a local folder, not {os.fspath(directory)}.")
     directory = pathlib.Path(directory)
     key = {

@@ -26,6 +26,7 @@ from tf_teaforn.data.documents import (
 )
 from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 
 _PLAN = "plan.json"
 _PARTIAL = ".partial"
@@ -76,9 +77,7 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
             ):
                 _shards(pipeline, source, split, output_dir, shards, missing)
         written += [names[i] for i in missing]
-    aside = folder / f"{PREPARED}{_PARTIAL}"
-    aside.write_text(json.dumps(content, indent=2) + "\n")
-    aside.replace(folder / PREPARED)
+    write_whole(folder / PREPARED, json.dumps(content, indent=2) + "\n")
     return written
 
 

@@ -20,6 +20,7 @@ from absl import logging
 from etils import epath
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import is_remote
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -187,7 +188,7 @@ def _function_fingerprint(function: Callable | None) -> str:
 
 
 def size_and_time(path: str) -> str:
-    if "://" in path:
+    if is_remote(path):
         stat = epath.Path(path).stat()
         return f"{stat.length}:{stat.mtime}"
     stat = os.stat(path)

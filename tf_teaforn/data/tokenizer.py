@@ -18,6 +18,7 @@ from etils import epath
 from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 
 PAD_ID = 0
 EOS_ID = 1
@@ -110,9 +111,7 @@ def train_sentencepiece(
 
     output_path = epath.Path(output_path)
     output_path.parent.mkdir(parents=True, exist_ok=True)
-    aside = output_path.with_name(output_path.name + ".partial")
-    aside.write_bytes(model.getvalue())
-    aside.replace(output_path)
+    write_whole(output_path, model.getvalue())
     logging.info("wrote %s: %d pieces from %d sentences", output_path, vocabulary_size, count)
 
 

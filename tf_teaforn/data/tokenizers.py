@@ -16,6 +16,7 @@ from tf_teaforn.data.pegasus_tokenizer import PegasusTokenizer
 from tf_teaforn.data.t5_tokenizer import T5Tokenizer
 from tf_teaforn.data.tokenizer import VOCABULARY_FILE, SubwordTokenizer, Tokenizer
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 
 DESCRIPTION = "tokenizer.json"
 
@@ -37,9 +38,7 @@ def save_tokenizer(tokenizer: SubwordTokenizer, folder: str | os.PathLike) -> No
     }
     text = json.dumps(description, indent=2) + "\n"
     for name, content in {**tokenizer.files, DESCRIPTION: text.encode()}.items():
-        aside = epath.Path(folder) / f"{name}.partial"
-        aside.write_bytes(content)
-        aside.replace(epath.Path(folder) / name)
+        write_whole(epath.Path(folder) / name, content)
 
 
 def has_tokenizer(folder: str | os.PathLike) -> bool:

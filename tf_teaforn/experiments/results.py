@@ -13,13 +13,13 @@
 """
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 
 FORMAT_VERSION = 1
 # A curve is thinned to about so many points.
@@ -48,10 +48,7 @@ def read(path: epath.PathLike) -> dict[str, Any]:
 
 def write(path: epath.PathLike, results: dict[str, Any]):
     """Replaces a results file in one step, so that it is whole whenever it is read."""
-    path = epath.Path(path)
-    temporary = path.parent / f"{path.name}.tmp{os.getpid()}"
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(results, indent=1) + "\n")
 
 
 def read_curves(path: epath.PathLike) -> dict[str, dict[str, list[list[float]]]]:

@@ -2,6 +2,7 @@
 
 import jax
 import keras
+import numpy as np
 
 from tf_teaforn.errors import NonfiniteSteps, OutOfMemoryError, UserError
 
@@ -62,6 +63,11 @@ def peak_memory():
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
     return {"peak_device_bytes": max(peaks)} if peaks else {}
+
+
+def device_memory():
+    """Bytes of the first local device; None where JAX does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 class Strategy:
@@ -186,6 +192,22 @@ class StepRunner:
         variables = training_variables(self.model)
         for step in range(first_step, first_step + steps):
             self.guard.add(step, self._run(self._train_step, variables, next(iterator)))
+
+    def temporary_bytes(self, rows, source_length, target_length):
+        """What XLA plans for gradients and activations of `train_step` on each device.
+
+        Args:
+            rows: of each part of the batch.
+            source_length, target_length: in subwords.
+        """
+        source, target = (
+            np.ones((rows * self.strategy.num_replicas_in_sync, length), np.int32)
+            for length in (source_length, target_length)
+        )
+        inputs = {"encoder_token_ids": source, "decoder_token_ids": target}
+        batch = self.put((inputs, target, target.astype(np.float32)))
+        state = _values(training_variables(self.model))
+        return self._train_step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
 
     def test(self, dataset):
         """Runs over a finite dataset; returns the logs over all of it, as floats."""

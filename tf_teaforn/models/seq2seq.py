@@ -1,7 +1,9 @@
 """The model one serves: embedding, encoder and Decoder-0."""
 
 import keras
+import numpy as np
 
+from tf_teaforn.errors import UserError
 from tf_teaforn.models.recompute import recompute
 
 PARTS = ("embedding", "encoder", "decoder")
@@ -47,6 +49,28 @@ class Seq2Seq(keras.Model):
         """(source, target): how many positions there are vectors for; None: any number."""
         return getattr(self.encoder, "max_positions", None), self.decoder.max_positions
 
+    def check_ids(self, **ids):
+        """Looks at arrays of token ids, by name, whose values are known: not in compiled functions.
+
+        There an id outside of the vocabulary is an error on a CPU, but the zero vector, or that of
+        another subword, on accelerators.
+
+        Raises:
+            UserError: there is such an id.
+        """
+        for name, values in ids.items():
+            try:
+                values = np.asarray(values)
+            # What TensorFlow, JAX and Keras say of a tensor that is yet to be computed.
+            except (NotImplementedError, TypeError, ValueError):
+                continue
+            bad = values[(values < 0) | (values >= self.vocabulary_size)]
+            if bad.size:
+                raise UserError(
+                    f"{name} has the id {bad[0]}: the vocabulary has those from 0 to "
+                    f"{self.vocabulary_size - 1}. Is the tokenizer another model's?"
+                )
+
     def embed(self, token_ids):
         """int32 [...] -> scaled [..., D]; id 0 gives the zero vector."""
         return self.embedding(token_ids)
@@ -71,6 +95,7 @@ class Seq2Seq(keras.Model):
             (memory [B, S, D], memory mask bool [B, S]).
         """
         token_ids = inputs["encoder_token_ids"]
+        self.check_ids(encoder_token_ids=token_ids)
         mask = token_ids != 0
 
         def encoder(x):
@@ -99,6 +124,7 @@ class Seq2Seq(keras.Model):
     def call(self, inputs, training=False):
         """Teacher-forced logits of Decoder-0, float32 [B, T, V]."""
         memory, mask = self.encode(inputs, training=training)
+        self.check_ids(decoder_token_ids=inputs["decoder_token_ids"])
         prepared = self.prepare(self.decoder, inputs, memory, mask)
         x = self.embed(inputs["decoder_token_ids"])
         return self.logits(self.decoder(x, prepared, training=training))

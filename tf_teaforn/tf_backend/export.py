@@ -12,6 +12,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 from tf_teaforn import decoding
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE
 from tf_teaforn.errors import UserError
+from tf_teaforn.tf_backend.ids import checked
 
 # What Python's str.strip takes off, or a newline as files have it.
 _BLANK = rf"(?:[\t-\r\x1c-\x20\x{{85}}\pZ]|{NEWLINE_PIECE})*"
@@ -128,6 +129,7 @@ class ServingModule(tf.Module):
         return self._ranked(outputs, tf.where(blank, 0.0, found.scores))
 
     def _predict_ids(self, inputs, search=None):
+        inputs = checked(inputs, self._seq2seq.value.vocabulary_size, "inputs")
         found = (search or self._search)(inputs)
         return self._ranked(found.token_ids, found.scores)
 

@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tf_teaforn.errors import LostWorkerError, OutOfMemoryError, UserError
+from tf_teaforn.tf_backend.memory import peak_bytes
 from tf_teaforn.tf_backend.nonfinite import NonfiniteGuard
 
 
@@ -123,6 +124,21 @@ class StepRunner:
         # The strategies over several devices compile by themselves.
         return tf.function(step, jit_compile=True) if self.model.jit_compile else step
 
+    def temporary_bytes(self, rows, source_length, target_length):
+        """An estimate of gradients and activations of `train_step` on each device: `peak_bytes`.
+
+        Args:
+            rows: of each replica.
+            source_length, target_length: in subwords.
+        """
+        source, target = (
+            tf.TensorSpec([rows, length], tf.int32) for length in (source_length, target_length)
+        )
+        inputs = {"encoder_token_ids": source, "decoder_token_ids": target}
+        weights = tf.TensorSpec(target.shape, tf.float32)
+        step = self.step("train_step").get_concrete_function(inputs, target, weights)
+        return peak_bytes(step.graph) // self.workers.local
+
     def test(self, dataset):
         """Runs over a dataset of known length; returns the logs over all of it, as floats."""
         self.model.reset_metrics()
@@ -149,6 +165,7 @@ class Workers:
         strategy: theirs.
 
     Attributes:
+        local: number of replicas of this one.
         several: whether there is more than one.
         chief: whether this is the one that writes the run's files.
     """
@@ -156,8 +173,9 @@ class Workers:
     def __init__(self, strategy):
         self._strategy = strategy
         multi = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self._local = len(strategy.extended.worker_devices) if multi else 1
-        self.several = multi and strategy.num_replicas_in_sync > self._local
+        replicas = strategy.num_replicas_in_sync
+        self.local = len(strategy.extended.worker_devices) if multi else replicas
+        self.several = replicas > self.local
         self.chief = strategy.extended.should_checkpoint
         self._total = None
 
@@ -183,7 +201,7 @@ class Workers:
 
             self._total = total
         with _readable_errors():
-            return float(self._total(tf.constant(value / self._local, tf.float64)))
+            return float(self._total(tf.constant(value / self.local, tf.float64)))
 
     def wait(self):
         """Returns once all workers have called it."""

@@ -4,6 +4,7 @@ import json
 import os
 
 import tensorflow as tf
+from tensorflow.python.client import device_lib
 
 from tf_teaforn.errors import UserError
 
@@ -56,6 +57,14 @@ def peak_memory():
         for index, _ in enumerate(tf.config.list_logical_devices("GPU"))
     ]
     return {"peak_device_bytes": max(peaks)} if peaks else {}
+
+
+def device_memory():
+    """Bytes of the first local GPU, else of this machine."""
+    for device in device_lib.list_local_devices():
+        if device.device_type == "GPU":
+            return device.memory_limit
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _workers(required):

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
+from tf_teaforn.tf_backend.ids import checked
 from tf_teaforn.tf_backend.random import seeds_of_this_replica
 
 
@@ -17,6 +18,18 @@ class TrainStep:
         # faster than XLA's, and strategies over several devices compile by themselves.
         one_device = tf.distribute.get_strategy().num_replicas_in_sync == 1
         self.supports_jit = one_device and bool(tf.config.list_physical_devices("GPU"))
+
+    def fit(self, x=None, *args, **kwargs):
+        """Keras' own; a dataset whose ids are outside of the vocabulary is an error on any device.
+
+        Raises:
+            tf.errors.InvalidArgumentError: there is such an id.
+        """
+        return super().fit(_with_checks(x, self.seq2seq.vocabulary_size), *args, **kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        """Keras' own; as `fit`."""
+        return super().evaluate(_with_checks(x, self.seq2seq.vocabulary_size), *args, **kwargs)
 
     def train_step(self, data):
         """One update. The loss is divided by the number of target tokens of all replicas.
@@ -59,3 +72,18 @@ class TrainStep:
     def test_step(self, data):
         """The logs of one batch without dropout; arguments as `train_step`."""
         return self.update_metrics(self.loss_sums(*batch_of(data), training=False))
+
+
+def _with_checks(data, vocabulary_size):
+    """A dataset of batches that looks at their ids, on the host; anything else as it is."""
+    if not isinstance(data, tf.data.Dataset):
+        return data
+
+    def check(inputs, targets, *weights):
+        inputs = {
+            name: checked(ids, vocabulary_size, name) if name.endswith("_token_ids") else ids
+            for name, ids in inputs.items()
+        }
+        return inputs, checked(targets, vocabulary_size, "targets"), *weights
+
+    return data.map(check)

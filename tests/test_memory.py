@@ -1,0 +1,132 @@
+"""Memory of a step: estimates against what the process takes; what to lower when it is short."""
+
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tf_teaforn import accumulation
+from tf_teaforn.config import RunConfig
+from tf_teaforn.out_of_memory import StepMemory, advice
+from tf_teaforn.tf_backend.memory import peak_bytes
+
+MB = 2**20
+# Floating-point numbers of an array that malloc gives back to the system at once.
+SIZE = 12 * MB
+
+
+def resident(name):
+    """VmRSS or, the highest so far, VmHWM in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+
+
+def measured(function, *arguments):
+    """MB that the process grew by, at the most, during a call."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    function(*arguments)
+    return resident("VmHWM") - before
+
+
+def wide(x):
+    """Sum of a gradient whose backward pass needs `x` and five arrays as large."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x
+        for _ in range(6):
+            y = tf.sin(y)
+        total = tf.reduce_sum(y)
+    return tf.reduce_sum(tape.gradient(total, x))
+
+
+def test_the_peak_of_a_graph_is_what_it_takes():
+    x = tf.zeros([SIZE])
+    step = tf.function(wide).get_concrete_function(x)
+    estimate = peak_bytes(step.graph) / MB
+    assert 6 * 48 <= estimate <= 9 * 48
+    assert measured(step, x) == pytest.approx(estimate, rel=0.3)
+
+
+def test_views_and_what_is_not_needed_any_more_take_nothing():
+    def narrow(x):
+        for _ in range(5):
+            x = tf.reshape(tf.exp(x), [-1, 2])
+        return tf.reduce_sum(x)
+
+    graph = tf.function(narrow).get_concrete_function(tf.TensorSpec([1000, 2])).graph
+    # An operation's input and output.
+    assert 16_000 <= peak_bytes(graph) <= 16_100
+
+
+def test_functions_inside_count_once():
+    def looped(x):
+        return tf.while_loop(lambda i, _: i < 9, lambda i, s: (i + 1, s + wide(x)), (0, 0.0))[1]
+
+    inner, outer = (
+        peak_bytes(tf.function(function).get_concrete_function(tf.TensorSpec([1000])).graph)
+        for function in (wide, looped)
+    )
+    # The loop carries `x`.
+    assert inner <= outer <= inner + 4100
+
+
+def test_parts_of_a_batch_take_the_memory_of_one_part():
+    """TensorFlow would otherwise begin several parts at once."""
+
+    @tf.function
+    def parts(x):
+        return accumulation.accumulate(lambda part, _: (wide(part), ()), x, 8, tf.constant(0.0))[0]
+
+    x = tf.zeros([8, SIZE])
+    parts(x[:, :1])
+    one = 7 * 48
+    # The parts themselves are a copy of the batch.
+    assert measured(parts, x) < 8 * 48 + 2 * one
+
+
+MEMORY = StepMemory(600 * MB, 1200 * MB, 600 * MB, 8000 * MB, 6400 * MB)
+
+
+def advise(changes=(), reason="OOM when allocating [9,9]", **memory):
+    config = RunConfig(task="text").replace({"batch_tokens": 8192, **dict(changes)})
+    return advice(config, 7, reason, MEMORY._replace(**memory))
+
+
+def test_what_to_lower_and_to_which_value():
+    # 0.9 x 6400 - 2400 = 3360 MB, which is 0.42 of 8000.
+    assert advise() == (
+        "Step 7 does not fit into the device's memory (OOM when allocating [9,9]). Weights, "
+        "optimizer and gradients take 2.34 GiB, the activations of 8192 tokens about 7.81 GiB, of "
+        "6.25 GiB. Write --micro_batch_tokens=3400, the same update in parts, or --remat=stage, "
+        "which computes activations twice; with another --model_dir or before the first "
+        "checkpoint also --batch_tokens=3400 or --optimizer=adafactor, which saves 1.17 GiB."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory", "expected"),
+    [
+        # Nothing is known, or the estimate says that it fits: half.
+        ({}, {"activations": None}, "--micro_batch_tokens=4000, "),
+        ({}, {"limit": None}, "--micro_batch_tokens=4000, "),
+        ({}, {"limit": 10**12}, "--micro_batch_tokens=4000, "),
+        # Parts already: their size is what counts.
+        ({"micro_batch_tokens": 1000}, {}, "the activations of 1000 tokens about 7.81 GiB"),
+        ({"micro_batch_tokens": 1000}, {}, "--micro_batch_tokens=420, "),
+        ({"remat": "layer"}, {}, "in parts; with another"),
+        ({"optimizer": "adafactor"}, {}, "also --batch_tokens=3400."),
+        ({}, {"limit": 2000 * MB}, "No batch fits beside them: write --optimizer=adafactor, "),
+        ({}, {"limit": 2000 * MB}, "which saves 1.17 GiB, a smaller --model or KERAS_BACKEND=jax"),
+    ],
+)
+def test_other_cases(changes, memory, expected):
+    assert expected in advise(changes, **memory)
+
+
+def test_the_compiler_s_own_figures_come_first():
+    line = advise(reason="Ran out of memory in memory space hbm. Used 20.34G of 15.75G hbm.")
+    # 18 GiB of activations; 0.9 x 15.75 - 2.34 = 11.83 GiB are left.
+    assert "of 8192 tokens about 18.00 GiB, of 15.75 GiB" in line
+    assert "--micro_batch_tokens=5300, " in line

@@ -1,0 +1,78 @@
+"""A whole run on gs://: TensorFlow's own file system for it, and a server of it on this machine."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from etils import epath
+
+from tests import nano_model
+from tests.checkpoints import tensors
+from tests.fake_gcs import fake_gcs
+
+RUN = "gs://bucket/runs/model"
+
+
+@pytest.fixture
+def gcs(tmp_path, monkeypatch):
+    with fake_gcs(tmp_path) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def test_a_run_on_gs_is_that_on_a_disk(gcs, corpus, small_model, call_command, tmp_path, capsys):
+    flags = [
+        "--task=text",
+        *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
+        *small_model,
+        *nano_model.FLAGS,
+        "--n=1",
+        "--decode_length=4",
+        "--learning_rate=1e-2",
+        "--warmup_steps=1",
+        "--eval_every=2",
+        "--keep=1",
+        "--log_every=1",
+    ]
+
+    def train(model_dir, steps):
+        return call_command("train", *flags, f"--model_dir={model_dir}", f"--train_steps={steps}")
+
+    local = tmp_path / "local"
+    assert train(local, 4) == 0
+
+    # Stopped on the way, and continued.
+    assert train(RUN, 2) == 0
+    assert train(RUN, 4) == 0
+    capsys.readouterr()
+    remote = epath.Path(RUN)
+    assert (remote / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
+    expected, found = tensors(local, 4), tensors(remote, 4)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+    flags = [f"--model_dir={RUN}", "--checkpoint=latest"]
+    assert call_command("evaluate", *flags, "--beam_size=1") == 0
+    (result,) = (remote / "eval").glob("*.json")
+    assert json.loads(result.read_text())["examples"] == 12
+    (tmp_path / "in.txt").write_text("I see the cat\n")
+    assert (
+        call_command("decode", *flags, f"--input={tmp_path}/in.txt", "--output=gs://bucket/out.txt")
+        == 0
+    )
+    assert call_command("export", *flags, "--export_dir=gs://bucket/exported") == 0
+    (version,) = epath.Path("gs://bucket/exported").iterdir()
+    signature = tf.saved_model.load(str(version)).signatures["serving_default"]
+    answer = signature(inputs=tf.constant(["I see the cat"]))["outputs"].numpy()[0].decode()
+    assert epath.Path("gs://bucket/out.txt").read_text() == f"{answer}\n"
+
+
+def test_no_access(gcs, corpus, call_command, capsys):
+    files = (f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid"))
+    assert call_command("train", "--task=text", *files, "--model_dir=gs://forbidden/run") == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("train: ") and "HTTP response code 403" in line
+    assert line.endswith("when reading metadata of gs://forbidden/run")

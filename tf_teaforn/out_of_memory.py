@@ -1,0 +1,96 @@
+"""What to lower, and to which value, when a step does not fit into a device's memory."""
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_teaforn.config import RunConfig
+
+# Of a device's memory, what an estimate may fill.
+_SAFE = 0.9
+# What XLA says for a TPU: "Used 20.08G of 15.75G hbm".
+_USED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class StepMemory(NamedTuple):
+    """Bytes of a train step on each device.
+
+    Attributes:
+        weights: weights, and whatever else the model keeps.
+        optimizer: its state.
+        gradients: as many as trainable weights.
+        activations: an estimate of all else that lives during the step; grows with the batch.
+            None: not known.
+        limit: what the device has. None: not known.
+    """
+
+    weights: int
+    optimizer: int
+    gradients: int
+    activations: int | None
+    limit: int | None
+
+
+def variable_bytes(variables):
+    """Bytes of Keras variables."""
+    return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables)
+
+
+def advice(config: RunConfig, step: int, reason: str, memory: StepMemory) -> str:
+    """One line: what does not fit, what takes how much, what to write instead.
+
+    Args:
+        config: the run's.
+        step: number of the step, from 1.
+        reason: the runtime's own words. Where the compiler tells the need, that is believed.
+        memory: at the config's batch, sentences of the maximum lengths.
+    """
+    *_, activations, limit = memory
+    fixed = memory.weights + memory.optimizer + memory.gradients
+    if used := _USED.search(reason):
+        needed, limit = (float(used[i]) * _UNITS[used[i + 1]] for i in (1, 3))
+        activations = max(needed - fixed, 0)
+    tokens = config.teaforn.micro_batch_tokens or config.data.batch_tokens
+    share = (_SAFE * limit - fixed) / activations if limit and activations else 0.5
+    if share >= 1:
+        # It did not fit, whatever the estimate says.
+        share = 0.5
+    line = (
+        f"Step {step} does not fit into the device's memory ({reason}). Weights, optimizer and "
+        f"gradients take {_size(fixed)}"
+    )
+    if activations:
+        line += f", the activations of {tokens} tokens about {_size(activations)}"
+    line += f", of {_size(limit)}. " if limit else ". "
+    adafactor = (
+        f"--optimizer=adafactor, which saves {_size(memory.optimizer)}"
+        if config.training.optimizer == "adam"
+        else ""
+    )
+    if share <= 0:
+        others = [adafactor, "a smaller --model", "KERAS_BACKEND=jax and --mesh=model:2"]
+        return f"{line}No batch fits beside them: write {_any_of(others)}."
+    lower = max(_rounded(int(tokens * share)), 1)
+    line += f"Write --micro_batch_tokens={lower}, the same update in parts"
+    if config.teaforn.remat == "none":
+        line += ", or --remat=stage, which computes activations twice"
+    others = _any_of([f"--batch_tokens={lower}", adafactor])
+    return f"{line}; with another --model_dir or before the first checkpoint also {others}."
+
+
+def _any_of(words):
+    *rest, last = [word for word in words if word]
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _rounded(number):
+    """Two digits and zeros."""
+    unit = 10 ** max(len(str(number)) - 2, 0)
+    return number // unit * unit
+
+
+def _size(count):
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
