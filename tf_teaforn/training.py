@@ -535,11 +535,14 @@ class Run:
 
     def _validate(self, valid_cache, translator, examples):
         """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
+        # What fits into memory in training fits here.
+        tokens = self.config.data.batch_tokens
+        tokens = min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
         try:
             logs = self.runner.test(
                 pipeline.evaluation_dataset(
                     valid_cache,
-                    batch_tokens=self.config.data.batch_tokens,
+                    batch_tokens=tokens,
                     batch_multiple=self.replicas,
                     start_id=self.model.seq2seq.start_id,
                 )
