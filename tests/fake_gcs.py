@@ -181,6 +181,8 @@ def main(folder):
     )
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
+    # Of clients that were killed.
+    server.handle_error = lambda *_: None
     server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.tls.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     threading.Thread(target=server.serve_forever, daemon=True).start()
