@@ -467,7 +467,7 @@ class TestSweepAndReport:
         [
             ("sweep", [], r"--experiment is missing\. Which experiment\."),
             ("sweep", ["--experiment=bas"], r"Unknown --experiment=bas\. Did you mean base\?.*"),
-            ("sweep", ["--experiment=base", "--n=2"], r"Unknown command line flag 'n'.*"),
+            ("sweep", ["--experiment=base", "--n=2"], r"Unknown flag --n\. --help lists all\."),
             ("sweep", ["--experiment=base", "--seeds=a"], r"--seeds=a: write whole numbers.*"),
             ("sweep", ["--experiment=base", "--parallel=0"], r"--parallel=0: write 1 or more\."),
             ("report", ["--output_dir=x"], r"--results is missing\. Files that bin/sweep wrote.*"),
