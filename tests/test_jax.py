@@ -34,6 +34,8 @@ CASES = {
 }
 TRAINED = ("3-unshared",)
 PACKED = ("3-shared",)
+# Gradients and activations of N = 2, batch 64, S = T = 20.
+TEMPORARY_BYTES = 3.16e6
 
 
 def teaforn(case, seed=0):
@@ -133,7 +135,20 @@ def compilations(steps):
         runner.train(iter([batch]), step + 1)
         compiled.append(any(name.endswith("backend_compile_duration") for name in events))
     jax.monitoring.clear_event_listeners()
+    # As much as TensorFlow's estimate of the same step, within a factor of 2.
+    assert 0.5 < runner.temporary_bytes(64, 20, 20) / TEMPORARY_BYTES < 2
     return compiled
+
+
+def test_memory_of_a_step():
+    import tensorflow as tf
+
+    from tf_teaforn.tf_backend.step_runner import StepRunner
+
+    model = TeaForN(testing.tiny_model(dropout=0.1), n=2)
+    model.compile(optimizer="adam")
+    runner = StepRunner(tf.distribute.get_strategy(), model)
+    assert runner.temporary_bytes(64, 20, 20) == pytest.approx(TEMPORARY_BYTES, rel=0.1)
 
 
 @pytest.fixture(scope="module")
