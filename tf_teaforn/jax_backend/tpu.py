@@ -20,7 +20,8 @@ from tf_teaforn.jax_backend.strategy import compiled_step, guarded, training_var
 # is two devices.
 MEMORY_GB = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32}
 _TOPOLOGY = re.compile(r"(v\d[a-z]*):(\d+(?:x\d+)+)")
-_USED = re.compile(r"Used (\S+) of (\S+) hbm")
+# What it says of a step that does not fit: with its arguments, or of its temporaries alone.
+_USED = re.compile(r"Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds .*? HBM \((\S+)\)")
 
 
 class Memory(NamedTuple):
@@ -130,10 +131,11 @@ class Program:
         try:
             stats = self._compile()
         except jax.errors.JaxRuntimeError as error:
-            used = _USED.search(str(error))
-            if not used:
+            found = _USED.search(str(error))
+            if not found:
                 raise
-            raise DoesNotFit(f"{used[1]} of {used[2]}") from error
+            used, available, *_ = filter(None, found.groups())
+            raise DoesNotFit(f"{used} of {available}") from error
         # What is updated in place is an argument and a result.
         results = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return Memory(
