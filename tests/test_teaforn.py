@@ -297,6 +297,31 @@ def test_packed_sentences_are_separate_sentences(n, shared, stage_input):
         np.testing.assert_allclose(gradient, expected[path], rtol=1e-3, atol=2e-4, err_msg=path)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_packed_sentences_with_the_same_words_dropped(n, monkeypatch):
+    model = teaforn(n=n, word_drop=0.4)
+    draws = np.random.default_rng(0).uniform(size=(len(PAIRS), 12)).astype("float32")
+    of_pair = [row[: len(target)] for row, (_, target) in zip(draws, PAIRS, strict=True)]
+
+    def summed(batch, rows):
+        def uniform(shape, seed):
+            drawn = np.ones(shape, "float32")
+            for i, row in enumerate(rows):
+                drawn[i, : len(row), 0] = row
+            return ops.convert_to_tensor(drawn)
+
+        monkeypatch.setattr(keras.random, "uniform", uniform)
+        return loss_and_gradients(model, *batch)[0]
+
+    alone = summed(testing.padded_batch(PAIRS), of_pair)
+    rows = [slice(3), slice(3, 4), slice(4, None)]
+    packed = testing.packed_batch([PAIRS[row] for row in rows])
+    together = summed(packed, [np.concatenate(of_pair[row]) for row in rows])
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    nothing_dropped = summed(packed, [])
+    assert abs(np.sum(nothing_dropped) / np.sum(alone) - 1) > 1e-3
+
+
 # --- Clones, word drop, dropout ----------------------------------------------------------------
 
 
