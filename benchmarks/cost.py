@@ -234,17 +234,28 @@ def plot(growth, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
     tokens, memory = growth["tokens_per_second"], growth["memory"]
-    for n in STAGES:
-        axes[0].plot(list(tokens), [v[str(n)] for v in tokens.values()], "o-", label=f"N = {n}")
-    axes[0].set(xlabel="batch size", ylabel="target tokens a second", ylim=0)
+
+    def draw(axis, values, marks, **labels):
+        # JSON has made text of numbers.
+        places = list(map(int, values))
+        axis.plot(places, list(values.values()), marks, **labels)
+        axis.set_xticks(places, [f"{x // 1000}k" if x >= 1000 else str(x) for x in places])
+        axis.set_xlim(0, 1.05 * max(places))
+        axis.grid(alpha=0.3)
+
+    for n, marks in zip(STAGES, ("o-", "s--", "^:"), strict=True):
+        speeds = {size: values[str(n)] for size, values in tokens.items()}
+        draw(axes[0], speeds, marks, label=f"N = {n}")
+    axes[0].set(title="Speed", xlabel="batch size", ylabel="target tokens a second", ylim=0)
     axes[0].legend()
-    for axis, (values, label) in zip(
-        axes[1:], ((memory["vocabulary"], "vocabulary size"), (memory["n"], "N")), strict=True
+    for axis, name, title, label in (
+        (axes[1], "vocabulary", "Memory against the vocabulary, N = 1", "vocabulary size"),
+        (axes[2], "n", f"Memory against N, V = {SMALL_SHAPE['vocabulary_size']}", "N"),
     ):
-        axis.plot(list(values), [size / 2**20 for size in values.values()], "o-")
-        axis.set(xlabel=label, ylabel="memory of a step, MiB", ylim=0)
+        draw(axis, {value: size / 2**20 for value, size in memory[name].items()}, "o-")
+        axis.set(title=title, xlabel=label, ylabel="memory of a step, MiB", ylim=0)
     figure.savefig(path, dpi=120)
 
 
