@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "JAX_PLATFORMS": "cpu",
+    # Memory is decided before instructions are ordered, which would take most of the time.
+    "LIBTPU_INIT_ARGS": "--xla_jf_llo_level=0 --xla_jf_vliw_scheduler=false "
+    "--xla_jf_critical_path_scheduler=false --xla_jf_xlu_optimizer=false",
 }
 
 
