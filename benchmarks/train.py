@@ -196,8 +196,11 @@ def main():
         for name, python in pythons.items()
         if python
     ]
-    for _, contender in itertools.product(range(arguments.rounds), contenders):
-        contender.turn()
+    for turn in range(arguments.rounds):
+        for contender in contenders:
+            contender.turn()
+        speeds = {c.name: round(c.measured[-1]["tokens_per_second"]) for c in contenders}
+        print(f"round {turn + 1}: {json.dumps(speeds)}", flush=True)
     first = contenders[0].median("tokens_per_second")
     rows = []
     for contender in contenders:
