@@ -1,14 +1,16 @@
 """Memory of a step: estimates against what the process takes; what to lower when it is short."""
 
+import ctypes
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from tf_teaforn import accumulation
+from tf_teaforn import TeaForN, build_model
 from tf_teaforn.config import RunConfig
 from tf_teaforn.out_of_memory import StepMemory, advice
 from tf_teaforn.tf_backend.memory import peak_bytes
+from tf_teaforn.tf_backend.step_runner import StepRunner
 
 MB = 2**20
 # Floating-point numbers of an array that malloc gives back to the system at once.
@@ -74,16 +76,19 @@ def test_functions_inside_count_once():
 
 def test_parts_of_a_batch_take_the_memory_of_one_part():
     """TensorFlow would otherwise begin several parts at once."""
-
-    @tf.function
-    def parts(x):
-        return accumulation.accumulate(lambda part, _: (wide(part), ()), x, 8, tf.constant(0.0))[0]
-
-    x = tf.zeros([8, SIZE])
-    parts(x[:, :1])
-    one = 7 * 48
-    # The parts themselves are a copy of the batch.
-    assert measured(parts, x) < 8 * 48 + 2 * one
+    # From 64 KiB on malloc gives memory back to the system at once (M_MMAP_THRESHOLD).
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)
+    seq2seq = build_model("transformer_tiny", 500, num_layers=1)
+    model = TeaForN(seq2seq, n=1, micro_batch_tokens=256)
+    model.compile(optimizer="sgd")
+    runner = StepRunner(tf.distribute.get_strategy(), model)
+    ids = tf.ones([128, 32], tf.int32)
+    inputs = {"encoder_token_ids": ids, "decoder_token_ids": ids}
+    step = runner.step("train_step")
+    step(inputs, ids, tf.ones([128, 32]))
+    # 16 parts.
+    needed = runner.temporary_bytes(128, 32, 32) / MB
+    assert measured(step, inputs, ids, tf.ones([128, 32])) < 2 * needed
 
 
 MEMORY = StepMemory(600 * MB, 1200 * MB, 600 * MB, 8000 * MB, 6400 * MB)
