@@ -3,6 +3,19 @@
 import keras
 from keras import ops
 
+# What makes a function keep its arguments only; a backend may have a better one than Keras.
+_remat = keras.remat
+
+
+def use_remat(remat):
+    """Sets what takes the place of `keras.remat`.
+
+    Args:
+        remat: `remat(function)`, of a function of floating tensors that returns a tuple.
+    """
+    global _remat
+    _remat = remat
+
 
 def recompute(layers, function, *arguments):
     """function(*arguments), of which the backward pass keeps the arguments only.
@@ -42,7 +55,7 @@ def recompute(layers, function, *arguments):
             result = function(*keras.tree.pack_sequence_as(arguments, rebuilt))
         return result, *(scope.get_current_value(state) for state in states)
 
-    result, *drawn = keras.remat(run)(*(leaves[i] for i in floating))
+    result, *drawn = _remat(run)(*(leaves[i] for i in floating))
     for state, value in zip(states, drawn, strict=True):
         state.assign(value)
     return result

@@ -3,8 +3,12 @@
 import tensorflow as tf
 
 from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
+from tf_teaforn.models.recompute import use_remat
 from tf_teaforn.tf_backend.ids import checked
 from tf_teaforn.tf_backend.random import seeds_of_this_replica
+from tf_teaforn.tf_backend.remat import remat
+
+use_remat(remat)
 
 
 class TrainStep:
