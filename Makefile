@@ -32,7 +32,7 @@ build_files: $(VENV)/.installed
 
 define install
 	@echo "Installing into $(VENV): about 3 GB, a few minutes ..."
-	@$(PYTHON) -m venv $(VENV)
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \
 		--constraint requirements_lock.txt --editable '.$(1)'
 	@touch $@
