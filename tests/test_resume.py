@@ -92,22 +92,32 @@ def latest_step(model_dir):
     return max(checkpoint.steps(model_dir), default=0)
 
 
-def kill(trainer, model_dir, moments):
-    """Starts a run and kills it: while it starts, or after some steps of its own.
+def unfinished_saves(model_dir):
+    return list((model_dir / "checkpoints").glob("*.tmp"))
+
+
+def kill(trainer, model_dir, moments, in_save=False):
+    """Starts a run and kills it: in a save, while it starts, or after some steps of its own.
 
     Returns:
         Whether it was in the middle of a save; None if it had ended before.
     """
-    step = min(latest_step(model_dir) + moments.randint(1, 8), STEPS - 1)
+    latest = latest_step(model_dir)
+    step = latest + 1 if in_save else min(latest + moments.randint(1, 8), STEPS - 1)
     child = trainer.start(model_dir)
-    if moments.random() < 0.2:
+    if not in_save and moments.random() < 0.2:
         time.sleep(moments.uniform(0, 3))
     elif wait_for_step(model_dir, step, child):
-        time.sleep(moments.uniform(0, 0.05))
+        if in_save:
+            give_up = time.monotonic() + 60
+            while not unfinished_saves(model_dir) and time.monotonic() < give_up:
+                pass
+        else:
+            time.sleep(moments.uniform(0, 0.05))
     os.kill(child, signal.SIGKILL)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
         return None
-    return any((model_dir / "checkpoints").glob("*.tmp"))
+    return bool(unfinished_saves(model_dir))
 
 
 def stop(trainer, model_dir, number):
@@ -149,7 +159,8 @@ def run_case(name, folder):
     trainer.finish(folder / "whole")
     moments = random.Random(name)
     stopped = [stop(trainer, folder / "parts", number) for number in signals]
-    kills = [kill(trainer, folder / "parts", moments) for _ in range(KILLS)]
+    # The first is aimed at a save: random moments may miss all of them.
+    kills = [kill(trainer, folder / "parts", moments, in_save=i == 0) for i in range(KILLS)]
     trainer.finish(folder / "parts")
     (folder / "result.json").write_text(json.dumps({"stopped": stopped, "kills": kills}))
 
