@@ -1,6 +1,7 @@
 """The SavedModel, above all in a process that has neither this package nor Keras."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -254,6 +255,28 @@ def test_size_is_that_of_the_model_served(translator, tmp_path, n, shared):
         if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
     ]
     assert sum(value.nbytes for value in stored) == 4 * numbers
+
+
+def test_texts_are_searched_in_few_lengths(translator, monkeypatch):
+    tokenizer, lengths = translator.tokenizer, []
+    module = ServingModule(translator.seq2seq, tokenizer, translator.config, 20, 24)
+
+    class Searched(Exception):
+        pass
+
+    def search(seq2seq, inputs, config):
+        lengths.append(inputs["encoder_token_ids"].shape[1])
+        raise Searched
+
+    monkeypatch.setattr("tf_teaforn.decoding.search", search)
+    texts = ["e" * count for count in range(1, 40)]
+    expected = []
+    for text in texts:
+        with pytest.raises(Searched):
+            module._predict(tf.constant([text]))
+        (ids,) = ids_of(translator, [text])
+        expected.append(min(math.ceil(len(ids) / 8) * 8, 20))
+    assert lengths == expected and {*lengths} == {8, 16, 20}
 
 
 def test_score_mode(trained, translator, tmp_path):

@@ -17,6 +17,10 @@ from tf_teaforn.tf_backend.ids import checked
 # What Python's str.strip takes off, or a newline as files have it.
 _BLANK = rf"(?:[\t-\r\x1c-\x20\x{{85}}\pZ]|{NEWLINE_PIECE})*"
 
+# oneDNN keeps what it prepares for each shape of a matrix product: a server's memory grows with the
+# number of different lengths.
+_LENGTH_STEP = 8
+
 
 class ServingModule(tf.Module):
     """Tokenizer, weights and search behind the signatures of the SavedModel.
@@ -116,9 +120,9 @@ class ServingModule(tf.Module):
     def _predict(self, inputs, search=None, length=None):
         ids = self.tokenizer.encode(inputs, min(self._max_source_length, length or math.inf))
         if length:
-            ids = tf.ensure_shape(
-                tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]]), [inputs.shape[0], length]
-            )
+            ids = tf.ensure_shape(_padded(ids, length), [inputs.shape[0], length])
+        else:
+            ids = _rounded_up(ids, self._max_source_length)
         found = (search or self._search)(ids)
         shape = tf.shape(found.token_ids)
         ids = tf.reshape(found.token_ids, [shape[0] * shape[1], shape[2]])
@@ -134,8 +138,13 @@ class ServingModule(tf.Module):
         return self._ranked(found.token_ids, found.scores)
 
     def _score(self, inputs, targets):
-        source_ids = self.tokenizer.encode(inputs, self._max_source_length)
-        target_ids = self.tokenizer.targets.encode(targets, self._max_target_length)
+        source_ids, target_ids = (
+            _rounded_up(tokenizer.encode(texts, max_length), max_length)
+            for tokenizer, texts, max_length in (
+                (self.tokenizer, inputs, self._max_source_length),
+                (self.tokenizer.targets, targets, self._max_target_length),
+            )
+        )
         inputs = {"encoder_token_ids": source_ids}
         with self._stored_weights():
             return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
@@ -144,6 +153,16 @@ class ServingModule(tf.Module):
         if self._config.n_best == 1:
             outputs, scores = outputs[:, 0], scores[:, 0]
         return {"outputs": outputs, "scores": scores}
+
+
+def _padded(ids, length):
+    return tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]])
+
+
+def _rounded_up(ids, max_length):
+    """Pads to a multiple of `_LENGTH_STEP`, at most to `max_length`."""
+    steps = -(-tf.shape(ids)[1] // _LENGTH_STEP)
+    return _padded(ids, tf.minimum(steps * _LENGTH_STEP, max_length))
 
 
 class _Untracked:
