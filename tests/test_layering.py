@@ -86,6 +86,7 @@ LAYERS = {
     "tf_teaforn/jax_backend": [
         "tf_teaforn/decoding.py",
         "tf_teaforn/hlo.py",
+        "tf_teaforn/out_of_memory.py",
         _ACCUMULATION,
         *_MODEL,
     ],

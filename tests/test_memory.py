@@ -135,3 +135,11 @@ def test_the_compiler_s_own_figures_come_first():
     # 18 GiB of activations; 0.9 x 15.75 - 2.34 = 11.83 GiB are left.
     assert "of 8192 tokens about 18.00 GiB, of 15.75 GiB" in line
     assert "--micro_batch_tokens=5300, " in line
+
+
+def test_the_compiler_may_count_temporaries_alone():
+    words = "the total memory required for HLO temporaries (16.44G) exceeds available HBM (15.75G)"
+    line = advise(reason=words)
+    # 0.59 GiB of them are gradients; 0.9 x 15.75 - 2.34 = 11.83 GiB are left for the others.
+    assert "of 8192 tokens about 15.85 GiB, of 15.75 GiB" in line
+    assert "--micro_batch_tokens=6100, " in line

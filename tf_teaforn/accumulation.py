@@ -33,11 +33,10 @@ def accumulate(step, batch, num_parts, zeros, state=()):
 
     def body(k, carry):
         totals, state = carry
-        k = objective.after(totals, k)
         sums, state = step(keras.tree.map_structure(lambda x: x[k], parts), state)
         return keras.tree.map_structure(lambda a, b: a + b, totals, sums), state
 
-    return keras.ops.fori_loop(0, num_parts, body, (zeros, state))
+    return objective.one_by_one(num_parts, body, (zeros, state))
 
 
 def number_of_parts(batch, micro_batch_tokens, num_replicas=1):

@@ -97,7 +97,6 @@ def cross_entropy(
         mean_row = ops.cast(ops.mean(table_VxD, axis=0), dtype)[:, None]
 
         def chunk(k, results):
-            k = after(results, k)
             hidden, target, coefficient = hidden_KxRxD[k], targets[k][:, None], coefficients[k]
             logits = ops.cast(ops.einsum("md,vd->mv", hidden, table), "float32")
             if bias_V is not None:
@@ -140,7 +139,7 @@ def cross_entropy(
         if training:
             results["by_hidden"] = ops.zeros_like(hidden_KxRxD)
             results["by_table"] = ops.zeros((vocabulary_size, width), dtype="float32")
-        results = ops.fori_loop(0, num_chunks, chunk, results)
+        results = one_by_one(num_chunks, chunk, results)
         total = ops.sum(results["losses"] * coefficients)
         losses, correct = (_unchunked(results[name], rows) for name in ("losses", "correct"))
 
@@ -161,12 +160,22 @@ def larger(a, b):
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else ops.maximum(a, b)
 
 
-def after(tensors, index):
-    """`index`, int32, known only when all of the tensors are.
+def one_by_one(count, body, carry):
+    """`keras.ops.fori_loop` from 0, of which only one iteration takes memory at a time.
 
-    For the body of a loop that is to use memory for one iteration: TensorFlow's executor begins up
-    to ten iterations as soon as their inputs are known. Compilers run one after the other anyway.
+    TensorFlow's executor begins up to ten iterations as soon as their inputs are known. Compilers
+    run one after the other anyway.
+
+    Args:
+        count: number of iterations, int or scalar tensor.
+        body: takes an index, int32, and what the last iteration returned; returns the same.
+        carry: nested structure of tensors, the first iteration's.
     """
+    return ops.fori_loop(0, count, lambda k, carry: body(_after(carry, k), carry), carry)
+
+
+def _after(tensors, index):
+    """`index`, int32, known only when all of the tensors are."""
     leaves = keras.tree.flatten(tensors)
     firsts = [x[(0,) * len(x.shape)] if len(x.shape) else x for x in leaves]
     total = sum(ops.cast(first, "float32") for first in firsts)

@@ -10,8 +10,11 @@ from tf_teaforn.config import RunConfig
 
 # Of a device's memory, what an estimate may fill.
 _SAFE = 0.9
-# What XLA says for a TPU: "Used 20.08G of 15.75G hbm".
-_USED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+# What XLA's compiler for a TPU says of a whole program, and of its temporaries alone.
+_SHORTAGES = (
+    (True, re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")),
+    (False, re.compile(r"temporaries \(([\d.]+)([KMG])\) exceeds .*? HBM \(([\d.]+)([KMG])\)")),
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -34,6 +37,32 @@ class StepMemory(NamedTuple):
     limit: int | None
 
 
+class Shortage(NamedTuple):
+    """What the compiler for a TPU found of a program that does not fit.
+
+    Attributes:
+        needed: bytes.
+        limit: bytes that there are.
+        with_arguments: whether weights, optimizer and batch are counted, or temporaries alone.
+    """
+
+    needed: int
+    limit: int
+    with_arguments: bool
+
+    def __str__(self):
+        return f"{_size(self.needed)} of {_size(self.limit)}"
+
+
+def shortage(reason: str) -> Shortage | None:
+    """What the compiler's words say, or None where they are about something else."""
+    for with_arguments, words in _SHORTAGES:
+        if found := words.search(reason):
+            needed, limit = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
+            return Shortage(needed, limit, with_arguments)
+    return None
+
+
 def variable_bytes(variables):
     """Bytes of Keras variables."""
     return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables)
@@ -50,9 +79,10 @@ def advice(config: RunConfig, step: int, reason: str, memory: StepMemory) -> str
     """
     *_, activations, limit = memory
     fixed = memory.weights + memory.optimizer + memory.gradients
-    if used := _USED.search(reason):
-        needed, limit = (float(used[i]) * _UNITS[used[i + 1]] for i in (1, 3))
-        activations = max(needed - fixed, 0)
+    if found := shortage(reason):
+        # Gradients are temporaries.
+        others = fixed if found.with_arguments else memory.gradients
+        activations, limit = max(found.needed - others, 0), found.limit
     tokens = config.teaforn.micro_batch_tokens or config.data.batch_tokens
     share = (_SAFE * limit - fixed) / activations if limit and activations else 0.5
     if share >= 1:

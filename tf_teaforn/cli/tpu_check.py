@@ -100,6 +100,7 @@ def check(values):
     )
     table = Table(topology, _LISTS, values.compile)
     print(table.head, flush=True)
+    known = _known(values.output)
     for remat, n in itertools.product(values.remat, counts):
         settings = {"n": n, "remat": remat}
         changed = config.replace(settings)
@@ -110,7 +111,7 @@ def check(values):
             "compile": values.compile,
             "versions": _versions(),
         }
-        measured = _known(values.output, step)
+        measured = next((record["measured"] for record in known if record["step"] == step), None)
         if measured is None:
             measured = measure(changed, topology, batch_size, values.compile)
             if values.output:
@@ -127,16 +128,12 @@ def _versions():
     return {"backend": keras.backend.backend(), **versions}
 
 
-def _known(path, step):
-    """What an earlier run wrote about a step into its --output, or None."""
+def _known(path):
+    """What earlier runs wrote into their --output: a list of {"step": ..., "measured": ...}."""
     if not path or not os.path.exists(path):
-        return None
+        return []
     with open(path) as file:
-        for line in file:
-            record = json.loads(line)
-            if record["step"] == step:
-                return record["measured"]
-    return None
+        return [json.loads(line) for line in file]
 
 
 def _prepare_environment():

@@ -14,14 +14,13 @@ from jaxlib.mlir import ir
 from tf_teaforn.errors import UserError
 from tf_teaforn.hlo import seeds
 from tf_teaforn.jax_backend.strategy import compiled_step, guarded, training_variables
+from tf_teaforn.out_of_memory import shortage
 
 # GB of memory that a program sees as one device, and chips of the smallest machine: Google Cloud's
 # pages of each version (cloud.google.com/tpu/docs: v2, v3, v4, v5e, v5p, v6e). A chip of v2 and v3
 # is two devices.
 MEMORY_GB = {"v2": 8, "v3": 16, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32}
 _TOPOLOGY = re.compile(r"(v\d[a-z]*):(\d+(?:x\d+)+)")
-# What it says of a step that does not fit: with its arguments, or of its temporaries alone.
-_USED = re.compile(r"Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds .*? HBM \((\S+)\)")
 
 
 class Memory(NamedTuple):
@@ -43,7 +42,7 @@ class Memory(NamedTuple):
 
 
 class DoesNotFit(Exception):
-    """A program needs more memory than there is; says how much, in the compiler's words."""
+    """A program needs more memory than there is; says how much of how much."""
 
 
 class Topology:
@@ -131,11 +130,10 @@ class Program:
         try:
             stats = self._compile()
         except jax.errors.JaxRuntimeError as error:
-            found = _USED.search(str(error))
+            found = shortage(str(error))
             if not found:
                 raise
-            used, available, *_ = filter(None, found.groups())
-            raise DoesNotFit(f"{used} of {available}") from error
+            raise DoesNotFit(str(found)) from error
         # What is updated in place is an argument and a result.
         results = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return Memory(

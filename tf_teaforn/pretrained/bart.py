@@ -5,11 +5,10 @@ import math
 
 from tf_teaforn.data.byte_pair_tokenizer import MERGES_FILE, VOCABULARY_FILE, BytePairTokenizer
 from tf_teaforn.errors import UserError
-from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_bart
-from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, has_logits_bias
+from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all
 from tf_teaforn.pretrained.importer import read_files
-from tf_teaforn.pretrained.tensors import Source, open_safetensors
+from tf_teaforn.pretrained.tensors import Source
 from tf_teaforn.pretrained.transformer import hugging_face_source
 
 # The table of positions has two rows in front that no position has.
@@ -36,21 +35,12 @@ class Bart(BartLayout):
         self.order = self.tokenizer.order
         self._start = self._settings.get("decoder_start_token_id", 2)
 
-    def build(self, dtype=None, dropout=None):
-        tensors = open_safetensors(self._folder)
-        encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
-        seq2seq = build_bart(
-            self.tokenizer.vocabulary_size,
-            encoder,
-            decoder,
-            dtype=dtype,
-            scaled=self._settings.get("scale_embedding", False),
-            logits_bias=has_logits_bias(tensors),
-            start_id=int((self.order == self._start).argmax()),
-        )
+    def _random_model(self, tensors, *sizes, **settings):
+        return build_bart(*sizes, **settings, start_id=int((self.order == self._start).argmax()))
+
+    def _assign(self, seq2seq, tensors):
         variables, sources = _layers(seq2seq)
         assign_all(seq2seq, variables, sources, tensors, self.order, learned_positions=True)
-        return seq2seq
 
 
 _SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")

@@ -27,7 +27,7 @@ _POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_posit
 
 
 class BartLayout(HuggingFaceFolder):
-    """A model of our own layers; BART, which has others, builds itself.
+    """A model of our own layers; BART, which has others, says how to make and fill them.
 
     Attributes:
         order: int [V], foreign ids in the order of ours, or None for the same.
@@ -46,26 +46,31 @@ class BartLayout(HuggingFaceFolder):
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
-        encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
-        pad = 0 if self.order is None else self.order[0]
-        seq2seq = build_transformer(
+        seq2seq = self._random_model(
+            tensors,
             self.tokenizer.vocabulary_size,
-            encoder,
-            decoder,
+            *(with_dropout(part, dropout) for part in self._parts.values()),
             dtype=dtype,
             scaled=self._settings.get("scale_embedding", False),
-            logits_bias=has_logits_bias(tensors),
-            # The tied softmax of transformers trains the row of padding, which decoding starts
-            # from; in the published models it is zero.
-            zero_row=_padding_is_zero(tensors, pad),
+            logits_bias=_has_logits_bias(tensors),
         )
+        self._assign(seq2seq, tensors)
+        return seq2seq
+
+    def _random_model(self, tensors, *sizes, **settings):
+        """The `Seq2Seq` of these sizes and settings, before it gets its weights."""
+        pad = 0 if self.order is None else self.order[0]
+        # The tied softmax of transformers trains the row of padding, which decoding starts from; in
+        # the published models it is zero.
+        return build_transformer(*sizes, **settings, zero_row=_padding_is_zero(tensors, pad))
+
+    def _assign(self, seq2seq, tensors):
         variables = layer_variables(seq2seq)
         sources = {key: hugging_face_source(*key) for key in variables}
         assign_all(seq2seq, variables, sources, tensors, self.order)
-        return seq2seq
 
 
-def has_logits_bias(tensors):
+def _has_logits_bias(tensors):
     """Whether a constant other than 0 is added to the logits."""
     return _BIAS in tensors.shapes and bool(np.any(tensors.read(_BIAS)))
 
