@@ -15,6 +15,7 @@ from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.metrics import check_metrics, compare, compute_metrics, tokenized_warning
+from tf_teaforn.paths import write_whole
 from tf_teaforn.texts import read_lines, to_lines
 
 _logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def evaluate(model_dir, task, request=Request()):
     folder.mkdir(parents=True, exist_ok=True)
     set_name = request.test_set or request.split
     reference_bytes = to_lines(references)
-    (folder / f"{_file_name(set_name)}.references.txt").write_bytes(reference_bytes)
+    write_whole(folder / f"{_file_name(set_name)}.references.txt", reference_bytes)
     results = []
     for search in searches:
         translator = Translator(
@@ -131,8 +132,8 @@ def evaluate(model_dir, task, request=Request()):
                 for value in scores.values
             }
         name = _file_name(f"{set_name}-{found.name}-beam{search.beam_size}-alpha{search.alpha}")
-        (folder / f"{name}.txt").write_bytes(to_lines(hypotheses))
-        (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_whole(folder / f"{name}.txt", to_lines(hypotheses))
+        write_whole(folder / f"{name}.json", json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results
 

@@ -116,15 +116,18 @@ def test_table_1(report):
 
 def test_differences(report):
     text = (report[0] / "report.md").read_text()
-    rows = rows_of(text, "Against teacher forcing: English-German")
+    rows = rows_of(text, "Against teacher forcing: BLEU, English-German")
     by_arm = {(row[0].strip(), row[1]): row[2:] for row in rows[2:]}
     # Pooled variance (.08 + .18) / 2, so the error is sqrt(.13): t(.975, 2) = 4.303 and
     # t(.8, 2) = 1.061 times that, on either side.
     assert by_arm["TeaFor2 (λ = .5)", "1"] == [
-        *("+0.80 ± 0.36", "-0.75 to +2.35", "1.93", "0.020 (+0.25), 0.300 (+0.25)"),
+        *("2 and 2", "+0.80 ± 0.36", "-0.75 to +2.35", "1.93"),
+        "seed 1: 0.020 (+0.25); seed 2: 0.300 (+0.25)",
     ]
-    assert by_arm["TeaFor2 (λ = .5)", "4"][-1] == "< .001 (+0.25)"
-    assert by_arm["TeaFor2 (λ = .5, own decoders)", "1"][:3] == ["too few seeds"] * 3
+    assert by_arm["TeaFor2 (λ = .5)", "4"][-1] == "seed 1: < .001 (+0.25)"
+    assert by_arm["TeaFor2 (λ = .5, own decoders)", "1"][:4] == [
+        *("1 and 2", "too few seeds", "too few seeds", "too few seeds"),
+    ]
 
 
 def test_cost(report):
@@ -142,7 +145,7 @@ def test_every_number_says_where_it_comes_from(report):
     name = "demo_ende-transformer_tiny"
     sources = {row[0]: row for row in rows_of(text + "\n\n", "Where the numbers come from")[2:]}
     assert sources["5"][1:] == [
-        "`test, average:5, beam 1`",
+        "`BLEU, test, average:5, beam 1`",
         f"`{name}-n2-discount0.5, seeds 1, 2`",
         f"`bin/evaluate --model_dir=runs/{name}-n2-discount0.5-seed1 --beam_size=1`",
         f"`{SIGNATURE}`".replace("|", "\\|"),
@@ -161,6 +164,28 @@ def test_every_number_says_where_it_comes_from(report):
     assert (row["paper_mean"], row["signature"]) == ("27.16", SIGNATURE)
     assert rows["n2-discount0.5-unshared", "1", "bleu"]["standard_error"] == ""
     assert float(rows["n1", "4", "chrf"]["mean"]) == pytest.approx(51.0)
+
+
+def test_each_metric_has_its_own_signature(report):
+    text = (report[0] / "report.md").read_text()
+    sources = {row[0]: row for row in rows_of(text + "\n\n", "Where the numbers come from")[2:]}
+    _, _, *rows = rows_of(text, "All metrics, beam 4")
+    numbers = [re.search(r"\[(\d+)\]", cell)[1] for cell in rows[0][1:]]
+    assert [sources[number][4] for number in numbers] == [
+        *(f"`{SIGNATURE}`".replace("|", "\\|"), "`chrf's`", "`ter's`"),
+    ]
+
+
+def test_a_run_that_was_not_scored_yet_is_listed_as_such(tmp_path):
+    teacher, *_ = get_experiment("base").arms
+    runs = [run(teacher, 1, {1: 30.0}), run(teacher, 2, {})]
+    (unfinished,) = runs[1].values()
+    del unfinished["status"], unfinished["error"], unfinished["evaluations"]
+    path = results_file(tmp_path / "results.json", "base", runs, (1, 4))
+    write_report([path], str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    assert "1 of 6 runs are done" in text
+    assert [row[1] for row in rows_of(text + "\n\n", "Runs")[2:]] == ["done", "not scored yet"]
 
 
 def test_failures_and_warnings_are_said(report):
@@ -257,6 +282,7 @@ def test_the_paper_s_numbers():
     assert drop["wmt14_ende", "test", "n1-word_drop0.3", 1, "bleu"] == catalog.Score(28.20, 0.08)
     rouge = get_experiment("summarization").reported
     assert rouge["gigaword", "test", "n3-discount0.5", 8, "rougeL"].mean == 36.54
+    assert rouge["cnn_dailymail", "test", "n1", 8, "rougeLsum"].mean == 41.11
     for name in catalog.experiment_names():
         experiment = get_experiment(name)
         names = {arm.name for arm in experiment.arms}

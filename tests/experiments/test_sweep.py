@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import shutil
+import time
 
 import pytest
 import sacrebleu
 
 from tasks.text import text_task
-from tf_teaforn import checkpoint, metrics
+from tf_teaforn import metrics
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import sweep
@@ -174,6 +175,66 @@ def test_runs_trained_elsewhere_are_adopted(finished, options, task, tmp_path):
     assert "--learning_rate: 0.5 there, 0.01 here" in error and "train_files" not in error
 
 
+def test_what_is_out_of_date_is_made_again(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    name = "text-transformer_tiny-n2-discount0.5-seed1"
+    before = read(folder / "results.json")
+    # A score of an earlier checkpoint, a torn one, and a test of other scores.
+    paths = [
+        folder / "runs" / name / "eval" / f"test-average-2-6-beam{k}-alpha0.6.json" for k in (1, 2)
+    ]
+    whole = [path.read_text() for path in paths]
+    paths[0].write_text(json.dumps({**json.loads(whole[0]), "steps": [2, 4]}))
+    paths[1].write_text(whole[1][:100])
+    changed = read(folder / "results.json")
+    changed["runs"][name]["comparisons"][0]["system"] = 99.0
+    (folder / "results.json").write_text(json.dumps(changed))
+    launched = []
+
+    def launch(command, flags, *_):
+        launched.append((command, flags))
+        for path, text in zip(paths, whole, strict=True):
+            path.write_text(text)
+
+    part = dataclasses.replace(options, seeds=(1,))
+    assert sweep.Sweep(EXPERIMENT, folder, part, task, launch).run() == []
+    ((command, flags),) = launched
+    assert command == "evaluate" and {"--beam_size=1,2", "--beam_alpha=0.6"} <= {*flags}
+    after = read(folder / "results.json")
+    assert after["runs"] == before["runs"]
+    # Seeds that were there stay in the report.
+    assert after["experiments"]["tiny"]["seeds"] == [1, 2]
+
+
+def test_a_run_that_is_refused_keeps_what_it_was(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    longer = dataclasses.replace(options, settings={"train_steps": 12})
+    grid = sweep.Sweep(EXPERIMENT, folder, longer, task, lambda *_: pytest.fail("launched"))
+    assert len(grid.run()) == 4
+    for run in read(folder / "results.json")["runs"].values():
+        assert run["status"] == "failed" and "--train_steps: 6 there, 12 here" in run["error"]
+        assert run["train_steps"] == run["settings"]["train_steps"] == 6
+
+
+def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_path):
+    for file in ("results.json", "vocab-text.model"):
+        shutil.copy(finished / file, tmp_path / file)
+    launched = []
+
+    def launch(*arguments):
+        launched.append(arguments)
+        if len(launched) == 1:
+            raise KeyboardInterrupt
+        time.sleep(1)
+        raise sweep.CommandError("interrupted")
+
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, dataclasses.replace(options, parallel=2), task, launch)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run()
+    # The interrupted one's thread may have begun another before.
+    assert len(launched) < 4
+
+
 def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert sweep._environment([], 0, 1) == {}
@@ -267,8 +328,3 @@ def test_curves(tmp_path):
     }
     assert thinned(list(range(10)), 3) == [0, 4, 8, 9]
     assert thinned([1]) == [1] and thinned([]) == []
-
-
-def test_checkpoint_spec_of_evaluations(finished):
-    found = checkpoint.resolve(finished / "runs" / "text-transformer_tiny-n1-seed1", "average:2")
-    assert found.name == "average-2-6"

@@ -18,9 +18,9 @@ from tf_teaforn.cli.evaluate import whole_numbers
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.catalog import experiment_names, get_experiment
 
-# What the grid itself varies.
-_GRID = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed")
-_TRAIN_FLAGS = ("strategy", "tpu", "mesh")
+# What the grid itself varies, and what would end its runs at different steps.
+_GRID = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed", "patience")
+_TRAIN_FLAGS = ("strategy", "tpu")
 
 
 def define_flags(values):
@@ -57,7 +57,6 @@ def define_flags(values):
     text("vocab", None, "SentencePiece .model file for all runs. Default: train one a task.")
     text("strategy", None, "Of bin/train.")
     text("tpu", None, "Of bin/train.")
-    text("mesh", None, "Of bin/train.")
     app.define_task_flags(values)
     app.define_settings(values, but=_GRID)
 

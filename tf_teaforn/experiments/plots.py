@@ -1,5 +1,6 @@
 """Figures of a report: beam-width curves and loss curves, as matplotlib figures."""
 
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -61,7 +62,7 @@ def _beam_curves(grid, task, group, arms):
             axes.errorbar(
                 places,
                 [number.mean for number in ours[arm].values()],
-                yerr=[number.error or 0.0 for number in ours[arm].values()],
+                yerr=[_error(number) for number in ours[arm].values()],
                 **style,
                 linewidth=1.8,
                 markersize=4.5,
@@ -103,6 +104,11 @@ def _beam_curves(grid, task, group, arms):
         handles.append(Line2D([], [], color="#555555", linestyle="--", label="the paper's"))
     figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
     return figure
+
+
+def _error(number):
+    """The standard error, or what draws none."""
+    return math.nan if number.error is None else number.error
 
 
 def _same_span(first, second):

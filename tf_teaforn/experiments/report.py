@@ -16,7 +16,7 @@ from tf_teaforn.experiments.catalog import Score, get_experiment
 from tf_teaforn.experiments.plots import figures
 from tf_teaforn.experiments.results import read
 from tf_teaforn.experiments.sweep import scaled
-from tf_teaforn.experiments.tables import Grid, Number, Table, numbers_of, tables
+from tf_teaforn.experiments.tables import METRIC_NAMES, Grid, Number, Table, numbers_of, tables
 
 _MARKS = "* fewer seeds than planned; † one seed, no standard error."
 _STYLE = """
@@ -123,13 +123,13 @@ class _Sources:
         self._index: dict[tuple, int] = {}
         for section_index, section in enumerate(found):
             for number in numbers_of(section.tables):
-                key = (section_index, *number.place[:-1])
+                key = (section_index, *number.place)
                 if key not in self._index:
                     self._index[key] = len(self.entries) + 1
                     self.entries.append((section_index, number))
 
     def __call__(self, section_index, number):
-        return self._index[(section_index, *number.place[:-1])]
+        return self._index[(section_index, *number.place)]
 
     def of(self, section_index):
         """[(its number, `Number`)] of a section."""
@@ -143,7 +143,7 @@ class _Sources:
 def _facts(section: Section) -> list[str]:
     grid, about = section.grid, section.grid.about
     runs = list(grid.runs.values())
-    done = [run for run in runs if run["status"] == "done"]
+    done = [run for run in runs if run.get("status") == "done"]
     facts = [
         f"{len(done)} of {len(grid.experiment.arms) * len(about['seeds']) * len(grid.tasks)} runs "
         f"are done; seeds {', '.join(map(str, about['seeds']))} of {grid.planned}; scale: "
@@ -171,7 +171,7 @@ def _run_rows(section: Section):
         rows.append(
             (
                 name,
-                run["status"],
+                run.get("status", "not scored yet"),
                 str(run["train_steps"]),
                 "-" if seconds is None else f"{seconds:.0f}",
                 run["version"],
@@ -182,9 +182,9 @@ def _run_rows(section: Section):
 
 
 def _source_cells(number: Number) -> tuple[str, ...]:
-    _, _, role, spec, k, _ = number.place
+    *_, role, spec, k, metric = number.place
     return (
-        f"{role}, {spec}, beam {k}",
+        f"{METRIC_NAMES.get(metric, metric)}, {role}, {spec}, beam {k}",
         number.names,
         number.commands[0],
         " and ".join(number.signatures),
@@ -215,12 +215,11 @@ def _html(found, drawn, sources):
         parts.append(f"<p>{html.escape(section.grid.experiment.description)}</p><ul class='note'>")
         parts += [f"<li>{_code(fact)}</li>" for fact in _facts(section)]
         parts.append("</ul>")
-        for name, figure in section.figures.items():
+        for name in section.figures:
             data = base64.b64encode(drawn[index, name][1]).decode()
             parts.append(
                 f"<p><img alt='{html.escape(name)}' src='data:image/svg+xml;base64,{data}'></p>"
             )
-            del figure
         for table in section.tables:
             cells = [[_html_cell(c, sources, index) for c in row] for row in table.rows]
             parts.append(f"<h3>{html.escape(table.title)}</h3>{_html_table(table.header, cells)}")
@@ -334,11 +333,7 @@ def _csv(found):
                 + [section.grid.about["tasks"][task], arm, role, spec, k, metric]
                 + [f"{number.mean:.6f}", _optional(number.error), len(number.values)]
                 + [number.planned, " ".join(f"{value:.6f}" for value in number.values)]
-                + (
-                    [theirs.mean, "" if theirs.error is None else theirs.error]
-                    if theirs
-                    else [""] * 2
-                )
+                + [theirs.mean, "" if theirs.error is None else theirs.error]
                 + [" ".join(number.runs), "\n".join(number.commands)]
                 + [" and ".join(number.signatures), " and ".join(number.references)]
             )

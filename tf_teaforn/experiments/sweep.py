@@ -17,6 +17,7 @@ import functools
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import queue
 import shlex
@@ -229,7 +230,7 @@ class Sweep:
             if not self.imported:
                 self._prepare_vocabulary(task)
         self.runs = self.plan()
-        self.results["experiments"][self.experiment.name] = {
+        entry = {
             "scale": self.options.scale,
             "tasks": self.tasks,
             "files": {
@@ -243,6 +244,12 @@ class Sweep:
             "checkpoints": list(self.experiment.checkpoints),
             "command": portable(shlex.join(self.options.command)),
         }
+        known = self.results["experiments"].get(self.experiment.name, {})
+        if all(known.get(name) == entry[name] for name in ("scale", "files", "model")):
+            # A part of the grid, after another.
+            entry["seeds"] = sorted({*known["seeds"], *entry["seeds"]})
+            entry["tasks"] = {**known["tasks"], **entry["tasks"]}
+        self.results["experiments"][self.experiment.name] = entry
         self._write()
         devices = _devices()
         count = self.options.parallel or max(1, len(devices))
@@ -258,7 +265,7 @@ class Sweep:
             try:
                 worked = self._do(run, environment)
                 outcome = "done" if worked else "was done already"
-            except (CommandError, UserError, OSError) as error:
+            except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
                 self._record(run, status="failed", error=message)
                 failed.append(run.name)
@@ -273,8 +280,14 @@ class Sweep:
                 do(run)
         else:
             with concurrent.futures.ThreadPoolExecutor(count) as pool:
-                for future in [pool.submit(do, run) for run in self.runs]:
-                    future.result()
+                futures = [pool.submit(do, run) for run in self.runs]
+                try:
+                    for future in futures:
+                        future.result()
+                except BaseException:
+                    # Ctrl-C ends the running commands; no others shall begin.
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
         return failed
 
     def _do(self, run, environment):
@@ -415,6 +428,7 @@ class Sweep:
             flag("checkpoint", spec),
             self.experiment.sets[role],
             flag("beam_size", ",".join(map(str, beam_sizes))),
+            flag("beam_alpha", self._expected(run).decoding.beam_alpha),
             *([flag("metrics", ",".join(metrics))] if metrics else []),
             *(files if run.task == "text" else []),
             *self.options.common_flags,
@@ -424,7 +438,7 @@ class Sweep:
         return self.experiment.sets[role].partition("=")[2].replace("/", "_")
 
     def _evaluation_path(self, run, role, spec, beam_size):
-        """The .json of an evaluation; the alpha in its name is the run's."""
+        """The .json of an evaluation."""
         name = checkpoint.resolve(self._model_dir(run), spec).name
         alpha = self._expected(run).decoding.beam_alpha
         file = f"{self._set_name(role)}-{name}-beam{beam_size}-alpha{float(alpha)}.json"
@@ -434,7 +448,13 @@ class Sweep:
         path = self._evaluation_path(run, role, spec, beam_size)
         if not path.exists():
             return None
-        result = json.loads(path.read_bytes())
+        try:
+            result = json.loads(path.read_bytes())
+        except ValueError:
+            return None
+        if result.get("steps") != list(checkpoint.resolve(self._model_dir(run), spec).steps):
+            # Of what was the best checkpoint then.
+            return None
         result["command"] = portable(result.get("command", ""))
         # An older version's result lacks what the report needs.
         complete = "references_sha256" in result
@@ -485,13 +505,29 @@ class Sweep:
             "metric": metric,
             "with": baseline.name,
         }
+        scores = {
+            "baseline": self._score(baseline, labels),
+            "system": self._score(other, labels),
+        }
         for old in self.results["runs"][other.name].get("comparisons", []):
-            if all(old[name] == value for name, value in labels.items()):
+            if all(old[name] == value for name, value in labels.items()) and all(
+                score is not None and math.isclose(old[name], score)
+                for name, score in scores.items()
+            ):
                 return old
         paths = [self._evaluation_path(run, role, spec, beam_size) for run in (baseline, other)]
         references = read_lines(paths[0].with_name(f"{self._set_name(role)}.references.txt"))
         texts = [read_lines(path.with_suffix(".txt")) for path in paths]
         return {**labels, **dataclasses.asdict(compare(metric, *texts, references))}
+
+    def _score(self, run, labels):
+        """The score that a comparison with these labels is about, or None."""
+        (found,) = (
+            evaluation
+            for evaluation in self.results["runs"][run.name]["evaluations"]
+            if _same_place(evaluation, labels)
+        )
+        return found["metrics"].get(labels["metric"])
 
     # Results
 
@@ -500,17 +536,19 @@ class Sweep:
 
     def _record(self, run, **values):
         with self._lock:
-            self._of(run).update(
-                {
-                    "task": run.task,
-                    "stands_for": run.stands_for,
-                    "arm": run.arm.name,
-                    "seed": run.seed,
-                    "settings": dict(run.settings),
-                    "train_steps": run.settings["train_steps"],
-                    **values,
-                }
-            )
+            record = self._of(run)
+            about = {
+                "task": run.task,
+                "stands_for": run.stands_for,
+                "arm": run.arm.name,
+                "seed": run.seed,
+                "settings": dict(run.settings),
+                "train_steps": run.settings["train_steps"],
+            }
+            if values.get("status") == "failed":
+                # What was scored before had the settings that it had then.
+                about = {**about, **record}
+            record.update({**about, **values})
             self._of(run).setdefault("command", self._command(run))
             self._of(run).setdefault("version", _version())
         self._write()

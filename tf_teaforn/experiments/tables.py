@@ -313,9 +313,10 @@ def _differences(grid: Grid) -> list[Table]:
     found = []
     for task in grid.tasks:
         rows = []
+        metric = _compared(grid, task)
         for arm in others:
             for k in grid.experiment.beam_sizes:
-                pair = [grid.number(task, each, k) for each in (baseline, arm)]
+                pair = [grid.number(task, each, k, metric) for each in (baseline, arm)]
                 if not all(pair):
                     continue
                 change = difference(pair[0].values, pair[1].values)
@@ -326,14 +327,17 @@ def _differences(grid: Grid) -> list[Table]:
                         f"{change.low:+.2f} to {change.high:+.2f}",
                         f"{change.detectable:.2f}",
                     ]
-                tests = ", ".join(_p_values(grid, task, arm, k)) or "-"
-                rows.append((arm.label, str(k), *cells, tests))
+                seeds = " and ".join(str(len(number.values)) for number in pair[::-1])
+                tests = "; ".join(_p_values(grid, task, arm, k)) or "-"
+                rows.append((arm.label, str(k), seeds, *cells, tests))
         found.append(
             Table(
-                f"Against {baseline.label.lower()}: {task_title(grid, task)}",
+                f"Against {baseline.label.lower()}: {METRIC_NAMES.get(metric, metric)}, "
+                f"{task_title(grid, task)}",
                 (
                     "",
                     "k",
+                    "seeds",
                     "difference ± SE over seeds",
                     "95% interval",
                     "smallest effect shown",
@@ -343,10 +347,18 @@ def _differences(grid: Grid) -> list[Table]:
                 "Interval: Student's t, pooled variance. Smallest effect shown: the true "
                 "difference that as many seeds with this spread would have found at the 5% level "
                 "four times in five. p: paired bootstrap over sentences (1,000 resamples) "
-                "between the runs of each seed; it knows nothing of other seeds.",
+                "between the runs of each seed; it knows nothing of other seeds. Seeds: of the "
+                "row, and of what it is compared with.",
             )
         )
     return found
+
+
+def _compared(grid, task):
+    """The metric of the comparisons of a task, or else the one that tables show."""
+    runs = [run for run in grid.runs.values() if run["stands_for"] == task]
+    compared = [found["metric"] for run in runs for found in run.get("comparisons", [])]
+    return next(iter(compared), grid.headline(e for r in runs for e in r.get("evaluations", [])))
 
 
 def _p_values(grid, task, arm, k):
@@ -355,7 +367,7 @@ def _p_values(grid, task, arm, k):
             if (found["role"], found["beam_size"]) == ("test", k):
                 change = found["system"] - found["baseline"]
                 p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< .001"
-                yield f"{p} ({change:+.2f})"
+                yield f"seed {run['seed']}: {p} ({change:+.2f})"
 
 
 def cost(grid: Grid) -> list[Table]:
