@@ -78,6 +78,11 @@ def gsg_task(
         raise UserError(f"{' and '.join(given)}: documents come from one of them. Leave one.")
     if bool(tfds_name) != bool(tfds_feature):
         raise UserError("--tfds_name and --tfds_feature go together: write both.")
+    if prepared and settings != GapSettings():
+        raise UserError(
+            "--prepared: gap sentences have been chosen. Leave out --gap_*, or give them to "
+            "bin/prepare."
+        )
     if prepared:
         source = PreparedSource(prepared)
     elif tfds_name:

@@ -27,6 +27,7 @@ def advisory(name, versions=(), events=(), **others):
         ("2.0", [{"introduced": "1.0"}, {"fixed": "1.5"}, {"introduced": "2.0"}], True),
         ("0.9", [{"introduced": "1.0"}], False),
         ("1.5", [{"introduced": "1.0"}, {"last_affected": "1.5"}], True),
+        ("1.5.0", [{"introduced": "1.0"}, {"last_affected": "1.5"}], True),
         ("1.6", [{"introduced": "1.0"}, {"last_affected": "1.5"}], False),
     ],
 )

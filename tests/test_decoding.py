@@ -446,8 +446,8 @@ def test_hypotheses_come_best_first(config):
             assert penalized == pytest.approx(
                 score / length_penalty(len(tokens), config.alpha), rel=1e-5
             )
-    if config.temperature == 0:
-        assert len({tokens for tokens, _, _ in rows}) == config.n_best
+        if config.temperature == 0:
+            assert len({tokens for tokens, _, _ in rows}) == config.n_best
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,15 @@ def test_refusals_come_before_the_model_is_loaded(folder, monkeypatch):
     (folder / "other.txt").write_text("one line\n")
     with pytest.raises(UserError, match="has 1 lines for 3 references"):
         evaluation.evaluate(folder, TASK, Request(compare=str(folder / "other.txt")))
+    (folder / "latin1.txt").write_bytes("é\n".encode("latin-1"))
+    with pytest.raises(UserError, match="latin1.txt:1: byte 1 of the line .0xe9. is not UTF-8"):
+        evaluation.evaluate(folder, TASK, Request(compare=str(folder / "latin1.txt")))
     assert not (folder / "eval").exists()
+
+
+def test_another_system_s_output_is_read_as_users_write_it(tmp_path):
+    (tmp_path / "other.txt").write_bytes("\ufeffone\r\n\r\ntwo<n>lines\r\n".encode())
+    assert evaluation._baseline(tmp_path / "other.txt", 3) == ["one", "", "two\nlines"]
 
 
 def test_read_examples():

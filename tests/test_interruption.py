@@ -30,6 +30,8 @@ def test_work_that_can_be_repeated_is_left_at_once():
     with Interruption() as interruption:
         with pytest.raises(InterruptedWorkError), interruption.immediate():
             os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.requested
+    with Interruption() as interruption:
         with interruption.immediate(False):
             os.kill(os.getpid(), signal.SIGTERM)
         assert interruption.requested

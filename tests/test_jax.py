@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,12 @@ def compilations(steps):
         runner.train(iter([batch]), step + 1)
         compiled.append(any(name.endswith("backend_compile_duration") for name in events))
     jax.monitoring.clear_event_listeners()
+    # Validation, which may be left at any moment, leaves the weights where they are.
+    weights = [variable.value for variable in model.trainable_variables]
+    batch = testing.padded_batch(testing.random_pairs(8, 4, 5))
+    assert runner.test(types.SimpleNamespace(as_numpy_iterator=lambda: iter([batch])))["loss"] > 0
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
+        assert variable.value is value and not value.is_deleted()
     # As much as TensorFlow's estimate of the same step, within a factor of 2.
     assert 0.5 < runner.temporary_bytes(64, 20, 20) / TEMPORARY_BYTES < 2
     return compiled

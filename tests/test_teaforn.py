@@ -490,6 +490,7 @@ def test_parts_of_a_batch_have_equal_shapes():
         (34, 1, [4, 4]),
         (34, 2, [3, 3, 3]),
         (10, 1, [2, 2, 2, 2]),
+        (7, 1, [1] * 7),
         (2, 1, [1] * 7),
     ):
         batch = (inputs, targets, weights)

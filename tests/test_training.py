@@ -1,7 +1,9 @@
 """Runs that are continued, and runs that go wrong."""
 
 import json
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -79,6 +81,31 @@ def nano(train):
         return train(model_dir, *nano_model.FLAGS, "--n=1", "--decode_length=4", *flags)
 
     return run
+
+
+def test_an_option_that_is_left_out_is_another_run(nano, tmp_path, capsys):
+    flags = ("--train_steps=1", "--eval_every=1")
+    assert nano(tmp_path, *flags, "--metric=rouge") == 0
+    assert nano(tmp_path, *flags) == 2
+    assert "other settings: --metric: rouge there, None here. " in capsys.readouterr().err
+
+
+def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch):
+    save = checkpoint.save
+
+    def interrupted(model_dir, step, *args, **kwargs):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(model_dir, step, *args, **kwargs)
+
+    flags = ("--train_steps=4", "--eval_every=2", "--checkpoint_every=3")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", interrupted)
+        assert nano(tmp_path, *flags) == 143
+    assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.best_step(tmp_path) == 2
+    # Step 3 has its turn anyway: it is kept.
+    assert nano(tmp_path, *flags) == 0
+    assert checkpoint.steps(tmp_path) == [2, 3, 4]
 
 
 def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):

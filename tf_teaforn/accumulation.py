@@ -51,5 +51,5 @@ def number_of_parts(batch, micro_batch_tokens, num_replicas=1):
     inputs, targets, _ = batch
     rows, source_length = keras.ops.shape(inputs["encoder_token_ids"])
     length = objective.larger(source_length, keras.ops.shape(targets)[1])
-    parts = -(-rows * length * num_replicas // micro_batch_tokens)
-    return objective.larger(-objective.larger(-parts, -rows), 1)
+    rows_at_a_time = objective.larger(micro_batch_tokens // (length * num_replicas), 1)
+    return -(-rows // rows_at_a_time)

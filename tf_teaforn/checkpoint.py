@@ -176,9 +176,9 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
 
 
 def load_weights(
-    model_dir: epath.PathLike, spec: str
+    model_dir: epath.PathLike, spec: str | Checkpoint
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the weights of the checkpoint that `spec` stands for (see `resolve`).
+    """Reads the weights of the checkpoint that `spec` stands for (see `resolve`), or is.
 
     `average:<n>` is the mean of the last n checkpoints, summed in float64 and returned in the
     weights' own type; tensors that are not floating point are the last checkpoint's. Checkpoints
@@ -191,7 +191,7 @@ def load_weights(
     Raises:
         UserError: there is no such checkpoint, it is damaged, or the averaged ones do not match.
     """
-    checkpoint = resolve(model_dir, spec)
+    checkpoint = spec if isinstance(spec, Checkpoint) else resolve(model_dir, spec)
     records = [_read_record(folder) for folder in checkpoint.folders]
     weights = _mean_weights(checkpoint.folders, records)
     record = records[-1]

@@ -1,6 +1,7 @@
 """What goes wrong: exceptions that commands turn into one line and an exit code, bad steps."""
 
 import difflib
+import re
 from typing import NamedTuple
 
 
@@ -22,6 +23,17 @@ def did_you_mean(name, known, most=1):
     """
     close = difflib.get_close_matches(name, known, n=most)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def user_error_in(error):
+    """The message of a `UserError` that tf.data or Beam has wrapped in an error of theirs, or None.
+
+    They raise it again as text: its class, its message, and where it came from.
+    """
+    found = re.search(
+        r"\bUserError: (.+?)(?: \[while running|\n|$)", f"{type(error).__name__}: {error}"
+    )
+    return found and found[1]
 
 
 class StoppedError(Exception):

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from etils import epath
 
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data.sources import checked_lines, line_text
 from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.metrics import check_metrics, compare, compute_metrics, tokenized_warning
 from tf_teaforn.paths import write_whole
-from tf_teaforn.texts import read_lines, to_lines
+from tf_teaforn.texts import to_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ def _baseline(path, count):
         return None
     if not epath.Path(path).exists():
         raise UserError(f"--compare={path}: there is no such file.")
-    lines = read_lines(path)
+    lines = [line_text(line).decode() for line in checked_lines(str(path))]
     if len(lines) != count:
         raise UserError(
             f"--compare={path} has {len(lines)} lines for {count} references: it answers another "

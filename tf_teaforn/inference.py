@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.data.cache import TokenRows
-from tf_teaforn.data.pipeline import decode_batches
+from tf_teaforn.data.pipeline import decode_batches, score_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError
@@ -104,14 +104,14 @@ class Translator:
         source_rows = self._source_rows(sources)
         target_rows, cut = _rows(self.tokenizer.targets, targets, self.max_target_length)
         self.cut_targets += cut
-        for start in range(0, len(sources), self.batch_size):
-            indices = np.arange(start, min(start + self.batch_size, len(sources)))
-            scores[indices] = self._score(
-                *(
-                    rows.gather(indices, int(rows.lengths[indices].max()))
-                    for rows in (source_rows, target_rows)
-                )
-            )
+        for indices, source_ids, target_ids in score_batches(
+            source_rows,
+            target_rows,
+            max_source_length=self.max_source_length,
+            max_target_length=self.max_target_length,
+            batch_size=self.batch_size,
+        ):
+            scores[indices] = self._score(source_ids, target_ids)
         return scores
 
     def count_tokens(self, targets):

@@ -131,8 +131,7 @@ def load_seq2seq(model_dir, config: RunConfig, vocabulary_size: int, spec: str):
         (`Seq2Seq`, `checkpoint.Checkpoint`).
     """
     found = checkpoint.resolve(model_dir, spec)
-    # Training may write a later one meanwhile.
-    weights, _ = checkpoint.load_weights(model_dir, found.name if spec == "latest" else spec)
+    weights, _ = checkpoint.load_weights(model_dir, found)
     seq2seq = build_seq2seq(config, vocabulary_size, model_dir)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
     return seq2seq, found

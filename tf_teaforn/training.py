@@ -135,17 +135,19 @@ class Run:
     def _check_settings(self):
         if not (self.model_dir / model_dirs.CONFIG).exists():
             return
+        earlier = model_dirs.read_config(self.model_dir)
         if checkpoint.steps(self.model_dir):
-            changeable = _CHANGEABLE
+            changeable = {*_CHANGEABLE}
             if self.config.training.schedule != "linear":
-                changeable += ("train_steps",)
-            fixed = [name for name in self.config.flat() if name not in changeable]
+                changeable.add("train_steps")
+            # A task's option that is given no more is a difference too.
+            fixed = {*earlier.flat(), *self.config.flat()} - changeable
         else:
             # There is nothing yet but the vocabulary.
-            fixed = ["task", "vocab_size", "train_files"]
+            fixed = {"task", "vocab_size", "train_files"}
         differences = [
             line
-            for line in model_dirs.read_config(self.model_dir).differences(self.config)
+            for line in earlier.differences(self.config)
             if line.startswith(tuple(f"--{name}:" for name in fixed))
         ]
         if differences:
@@ -401,14 +403,15 @@ class Run:
                 with window.paused():
                     stopping = self.workers.sum(interruption.requested) > 0
                     if not (stopping or self.state["validated"]):
-                        with interruption.immediate(not self.workers.several):
-                            stopping = not self._validate(valid_cache, translator, examples)
+                        stopping = not self._validate(
+                            valid_cache, translator, examples, interruption
+                        )
                     elif not stopping and self.step % training.checkpoint_every == 0:
                         self._check_steps(train_cache)
                         self.save()
                     if stopping:
                         self._check_steps(train_cache)
-                        self.save(interrupted=True)
+                        self.save(interrupted=self.step % training.checkpoint_every != 0)
                         self.workers.wait()
                         raise interruption.stopped(self.step)
         if self._out_of_patience() and self.workers.chief:
@@ -533,24 +536,25 @@ class Run:
         self.writer.write(self.step, {**logs, **points})
         self._record("train", logs)
 
-    def _validate(self, valid_cache, translator, examples):
+    def _validate(self, valid_cache, translator, examples, interruption):
         """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
         # What fits into memory in training fits here.
         tokens = self.config.data.batch_tokens
         tokens = min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
         try:
-            logs = self.runner.test(
-                pipeline.evaluation_dataset(
-                    valid_cache,
-                    batch_tokens=tokens,
-                    batch_multiple=self.replicas,
-                    start_id=self.model.seq2seq.start_id,
+            with interruption.immediate(not self.workers.several):
+                logs = self.runner.test(
+                    pipeline.evaluation_dataset(
+                        valid_cache,
+                        batch_tokens=tokens,
+                        batch_multiple=self.replicas,
+                        start_id=self.model.seq2seq.start_id,
+                    )
                 )
-            )
-            self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
-            metrics = {}
-            if self.workers.chief:
-                metrics = evaluate_translator(translator, self.task, *examples)[0].values
+                self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
+                metrics = {}
+                if self.workers.chief:
+                    metrics = evaluate_translator(translator, self.task, *examples)[0].values
         except InterruptedWorkError:
             self.model.reset_metrics()
             return False

@@ -46,7 +46,7 @@ def is_affected(version, affected):
             reached = limit == "0" or Version(version) >= Version(limit)
             if kind == "introduced":
                 inside = inside or reached
-            elif kind == "fixed" or version != limit:
+            elif kind == "fixed" or Version(version) != Version(limit):
                 inside = inside and not reached
         if inside:
             return True

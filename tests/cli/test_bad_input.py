@@ -237,3 +237,10 @@ def test_the_page_names_tests_that_exist():
     assert [name for name in sorted(names) if f"def {name}(" not in code] == []
     files = set(re.findall(r"`((?:\w+/)?test_\w+\.py)", page))
     assert [name for name in sorted(files) if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_documents_that_are_read_by_tf_data(refused, tmp_path):
+    (tmp_path / "documents.txt").write_bytes(b"One. Two.\nCaf\xe9.\n")
+    flags = ["--task=gsg", f"--train_files={tmp_path}/documents.txt", "--model=transformer_tiny"]
+    line = refused("train", *flags, f"--valid_files={tmp_path}/documents.txt", "--model_dir=x")
+    assert line.startswith(f"{tmp_path}/documents.txt:2: byte 4 of the line (0xe9) is not UTF-8.")

@@ -38,8 +38,10 @@ COMMANDS = (
     "export",
     "average",
     "build_vocab",
+    "prepare",
     "report",
     "sweep",
+    "tpu_check",
 )
 
 
@@ -311,6 +313,8 @@ class TestTrainRefusals:
         flags = [f"--model_dir={trained.model_dir}", f"--vocab={vocabulary}"]
         assert call_command("train", *trained.flags, *flags) == 2
         assert "differs from" in capsys.readouterr().err
+        # Without it the run goes on.
+        assert call_command("train", *trained.flags, f"--model_dir={trained.model_dir}") == 0
 
 
 class TestBuildVocab:
@@ -468,6 +472,8 @@ class TestSweepAndReport:
             ("sweep", [], r"--experiment is missing\. Which experiment\."),
             ("sweep", ["--experiment=bas"], r"Unknown --experiment=bas\. Did you mean base\?.*"),
             ("sweep", ["--experiment=base", "--n=2"], r"Unknown flag --n\. --help lists all\."),
+            ("sweep", ["--scale=medium"], r"--scale=medium: write one of paper, small\."),
+            ("sweep", ['--seeds="1'], r"--seeds=\"1: write values with commas between them\."),
             ("sweep", ["--experiment=base", "--seeds=a"], r"--seeds=a: write whole numbers.*"),
             ("sweep", ["--experiment=base", "--parallel=0"], r"--parallel=0: write 1 or more\."),
             ("report", ["--output_dir=x"], r"--results is missing\. Files that bin/sweep wrote.*"),

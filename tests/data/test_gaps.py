@@ -207,7 +207,8 @@ def test_the_stochastic_variant_draws_ratio_and_scores():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ratio", 0), ("ratio", 1), ("intact", -0.1), ("selection", "best"), ("max_words", 1)],
+    [("ratio", 0), ("ratio", 1), ("intact", -0.1), ("selection", "best"), ("max_words", 1)]
+    + [("seed", -1), ("seed", 2**64)],
 )
 def test_settings_out_of_range(name, value):
     with pytest.raises(UserError, match=rf"^--gap_{name}={value}: write "):

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_teaforn.data import batching
+from tf_teaforn.data import batching, pipeline
 from tf_teaforn.data.cache import TokenCache, TokenRows
 from tf_teaforn.data.pipeline import (
     decode_batches,
     evaluation_dataset,
+    score_batches,
     training_dataset,
     training_plan,
 )
@@ -133,25 +134,18 @@ def test_training_starts_at_any_step_and_again(cache):
     assert as_lists(other, 10) != reference[:10]
 
 
-def test_starting_late_reads_no_data(cache):
-    reads = []
+def test_starting_late_reads_no_data(cache, monkeypatch):
+    read, rows = [], pipeline._rows
 
-    class Counting(TokenRows):
-        def gather(self, indices, length):
-            reads.append(len(indices))
-            return super().gather(indices, length)
+    def counted(side, batch, length):
+        read.append(len(batch.indices))
+        return rows(side, batch, length)
 
-    counting = TokenCache(
-        Counting(cache.sources.ids, cache.sources.offsets),
-        cache.targets,
-        MAX_SOURCE,
-        MAX_TARGET,
-        too_long=0,
-    )
-    dataset = training_dataset(counting, batch_tokens=160, seed=3, start_step=10**6 + 1)
+    monkeypatch.setattr(pipeline, "_rows", counted)
+    dataset = training_dataset(cache, batch_tokens=160, seed=3, start_step=10**6 + 1)
     next(iter(dataset))
     # As many as prefetching takes, not those of the steps before.
-    assert len(reads) < 100
+    assert 0 < len(read) < 100
 
 
 @pytest.mark.parametrize("batch_multiple", [1, 8])
@@ -173,18 +167,38 @@ def test_decode_batches(cache, examples, batch_size):
     lengths = set()
     for indices, ids in decode_batches(cache.sources, max_length=MAX_SOURCE, batch_size=batch_size):
         assert ids.dtype == np.int32
-        assert ids.shape[0] == batch_size
+        last = len(seen) + len(indices) == COUNT
+        assert len(ids) == batch_size or last and len(indices) <= len(ids) < 2 * len(indices)
         lengths.add(ids.shape[1])
         assert 1 <= len(indices) <= batch_size
         for i, row in zip(indices, ids[: len(indices)], strict=True):
             source = examples[i][0]
             assert row.tolist() == source + [0] * (len(row) - len(source))
-        padding = [1] + [0] * (ids.shape[1] - 1)
-        assert ids[len(indices) :].tolist() == [padding] * (batch_size - len(indices))
+        assert not ids[len(indices) :].any()
         seen += indices.tolist()
     assert lengths <= {8, 16, 24, 30}
     assert sorted(seen) == list(range(COUNT))
     assert [len(examples[i][0]) for i in seen] == sorted(len(source) for source, _ in examples)
+
+
+def test_score_batches(cache, examples):
+    seen, shapes = [], set()
+    for indices, *sides in score_batches(
+        cache.sources,
+        cache.targets,
+        max_source_length=MAX_SOURCE,
+        max_target_length=MAX_TARGET,
+        batch_size=32,
+    ):
+        assert 1 <= len(indices) <= 32
+        shapes.add(tuple(ids.shape[1] for ids in sides))
+        for side, ids in enumerate(sides):
+            for i, row in zip(indices, ids, strict=True):
+                text = examples[i][side]
+                assert row.tolist() == text + [0] * (len(row) - len(text))
+        seen += indices.tolist()
+    assert shapes <= {*batching.bucket_shapes(MAX_SOURCE, MAX_TARGET)}
+    assert sorted(seen) == list(range(COUNT))
 
 
 def unpacked(element, start_id):

@@ -17,7 +17,7 @@ import tasks  # noqa: F401 (registers them)
 from tf_teaforn import config as settings_module
 from tf_teaforn.cli.stderr import quiet_tensorflow
 from tf_teaforn.data.sources import with_data_dir
-from tf_teaforn.errors import StoppedError, UserError, did_you_mean
+from tf_teaforn.errors import StoppedError, UserError, did_you_mean, user_error_in
 from tf_teaforn.paths import is_remote
 from tf_teaforn.task import get_task, task_names
 
@@ -263,6 +263,8 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        if message := user_error_in(error):
+            _fail(message)
         # TensorFlow's errors on remote file systems are of no common kind.
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
             raise
@@ -309,7 +311,9 @@ def _value_error(values, message):
     """Says in the user's words what absl could not read."""
     name, value = re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL).groups()
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-    return f"--{name}={value}: write {kinds[values[name].flag_type()]}."
+    choices = getattr(values[name].parser, "enum_values", None)
+    expected = f"one of {', '.join(choices)}" if choices else kinds.get(values[name].flag_type())
+    return f"--{name}={value}: write {expected or 'values with commas between them'}."
 
 
 def _fail(message, code=2):
@@ -323,6 +327,9 @@ def _task_defaults():
     if not names:
         return ""
     name = names[-1].removeprefix("--task=")
+    if name not in task_names():
+        # One of the user's own, or several.
+        return ""
     given = [f"--{flag}={value}" for flag, value in get_task(name).defaults.items()]
     return f"\n\nDefaults of --task={name}:\n" + textwrap.fill(
         " ".join(given), 90, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False

@@ -34,8 +34,8 @@ def build_vocab(values):
         app.data_dir(values),
         values.module_import,
     )
-    size = values.vocab_size if values.vocab_size is not None else task.defaults["vocab_size"]
-    config = RunConfig(task=task.name).replace({"vocab_size": size})
+    given = {} if values.vocab_size is None else {"vocab_size": values.vocab_size}
+    config = RunConfig(task=task.name).replace({**task.defaults, **given})
 
     from tf_teaforn.training import build_vocabulary
 

@@ -124,7 +124,8 @@ def with_vocabulary(config, model_dir, path, size_given):
                 f"--vocab={path} differs from {kept}, which this run has used so far. Leave it "
                 "out, or take another --model_dir."
             )
-        if not (epath.Path(model_dir) / CONFIG).exists():
+        # A size that differs from that of a run which exists is among its other differences.
+        if not size_given or not (epath.Path(model_dir) / CONFIG).exists():
             ready, path = found, kept
     if ready is None:
         return config

@@ -67,8 +67,7 @@ class TokenCache:
       targets: N rows, none longer than max_target_length.
       max_source_length: the limit it was built with, EOS included.
       max_target_length: likewise.
-      too_long: examples of the split longer than a limit: dropped from training, truncated for
-        evaluation.
+      too_long: examples of the split longer than a limit, dropped or truncated.
     """
 
     sources: TokenRows
@@ -121,8 +120,8 @@ def build_or_load(
       tokenizer: its ids are stored as uint16 where they fit, else as int32.
       max_source_length: EOS included; at least 1.
       max_target_length: likewise.
-      drop_long: True (training) leaves out examples longer than a maximum; False (evaluation)
-        truncates them, before EOS. Either is counted and logged as a warning.
+      drop_long: True (training, unless the task says otherwise) leaves out examples longer than a
+        maximum; False truncates them, before EOS. Either is counted and logged as a warning.
 
     Raises:
       UserError: the directory cannot be used, or no example is left.

@@ -79,6 +79,8 @@ class DocumentFiles:
             )
         found = []
         for pattern in getattr(self, split).split(","):
+            if "**" in pattern:
+                raise UserError(f"{flag}={pattern}: ** is not known. Write a * for each folder.")
             path = epath.Path(os.path.expanduser(pattern))
             matching = sorted(map(str, path.parent.glob(path.name)))
             if not matching:

@@ -65,6 +65,8 @@ class GapSettings:
             )
         if self.max_words < 2:
             raise UserError(f"--gap_max_words={self.max_words}: write 2 or more.")
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"--gap_seed={self.seed}: write a number from 0, below 2^64.")
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:

@@ -101,8 +101,9 @@ def decode_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Sources in order of length, in batches of `batch_size` rows, for decoding.
 
-    Yields (indices int64 [b], encoder_token_ids int32 [batch_size, S]). Row i belongs to example
-    `indices[i]`; the rows from b on are padding, EOS alone. S is one of a handful of lengths.
+    Yields (indices int64 [b], encoder_token_ids int32 [B, S]). Row i belongs to example
+    `indices[i]`; the rows from b on are padding alone, which a search skips. S is one of a handful
+    of lengths, B is `batch_size` or, in the last batch, a power of two.
 
     Args:
       sources: rows ended in EOS, as `TokenCache.sources`.
@@ -115,7 +116,45 @@ def decode_batches(
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
         length = lengths[np.searchsorted(lengths, sources.lengths[indices].max())]
-        yield indices, _source_ids(sources, indices, batch_size, length)
+        rows = min(1 << (len(indices) - 1).bit_length(), batch_size)
+        ids = np.full((rows, length), PAD_ID, np.int32)
+        ids[: len(indices)] = sources.gather(indices, length)
+        yield indices, ids
+
+
+def score_batches(
+    sources: TokenRows,
+    targets: TokenRows,
+    *,
+    max_source_length: int,
+    max_target_length: int,
+    batch_size: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Pairs from short to long, in batches of up to `batch_size` rows.
+
+    Yields (indices int64 [b], encoder_token_ids int32 [b, S], targets int32 [b, T]). (S, T) is one
+    of a handful of shapes.
+
+    Args:
+      sources, targets: rows ended in EOS.
+      max_source_length, max_target_length: no row is longer.
+      batch_size: rows of every batch but the last.
+    """
+    shapes = np.array(batching.bucket_shapes(max_source_length, max_target_length))
+    source_fits, target_fits = (
+        np.searchsorted(shapes[:, side], rows.lengths)
+        for side, rows in enumerate((sources, targets))
+    )
+    fits = np.maximum(source_fits, target_fits)
+    order = np.argsort(fits, kind="stable")
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        source_length, target_length = map(int, shapes[fits[indices[-1]]])
+        yield (
+            indices,
+            sources.gather(indices, source_length),
+            targets.gather(indices, target_length),
+        )
 
 
 def _shapes(cache: TokenCache) -> tuple[batching.Shape, ...]:
@@ -178,10 +217,3 @@ def _rows(side: TokenRows, batch: Batch, length: int) -> tuple[np.ndarray, np.nd
     segments.ravel()[places] = np.repeat(np.arange(count) - first + 1, lengths)
     positions.ravel()[places] = within
     return arrays
-
-
-def _source_ids(sources: TokenRows, indices: np.ndarray, rows: int, length: int) -> np.ndarray:
-    ids = np.full((rows, length), PAD_ID, np.int32)
-    ids[: len(indices)] = sources.gather(indices, length)
-    ids[len(indices) :, 0] = EOS_ID
-    return ids

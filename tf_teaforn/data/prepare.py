@@ -9,7 +9,6 @@ import contextlib
 import gzip
 import json
 import logging
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,7 +24,7 @@ from tf_teaforn.data.documents import (
     shard_names,
 )
 from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, user_error_in
 from tf_teaforn.paths import write_whole
 
 _PLAN = "plan.json"
@@ -62,7 +61,8 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
             f"--output_dir={output_dir} was begun with other documents, settings or --shards. Take "
             "them up, or another --output_dir."
         )
-    plan.write_text(json.dumps(content, indent=2) + "\n")
+    if not plan.exists():
+        write_whole(plan, json.dumps(content, indent=2) + "\n")
     for left in folder.glob(f"*{_PARTIAL}"):
         left.unlink()
     written = []
@@ -87,10 +87,8 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := re.search(
-            r"UserError: (.+?)(?: \[while running|\n|$)", f"{type(error).__name__}: {error}"
-        ):
-            raise UserError(found[1]) from error
+        if message := user_error_in(error):
+            raise UserError(message) from error
         raise
 
 

@@ -154,14 +154,12 @@ class StepRunner:
             # would be compiled anew for values on it.
             layout = strategy.distribution.get_variable_layout(variable).backend_layout
             variable.assign(jax.device_put(variable.value, layout))
-        self._train_step, self._test_step = (
-            compiled_step(step, jax.tree.map(lambda value: value.sharding, _values(variables)))
-            for step, variables in (
-                (guarded(model.train_step, skip_nonfinite), training_variables(model)),
-                (model.test_step, testing_variables(model)),
-            )
+        shardings = jax.tree.map(lambda x: x.sharding, _values(training_variables(model)))
+        self._train_step = compiled_step(guarded(model.train_step, skip_nonfinite), shardings)
+        # Keeps its arguments and returns metrics alone: validation may be left at any moment.
+        self._test_step = jax.jit(
+            lambda state, batch: model.test_step(state, batch)[1][-1], out_shardings=shardings[-1]
         )
-
         self.guard = NonfiniteGuard()
 
     def iterator(self, dataset):
@@ -191,7 +189,9 @@ class StepRunner:
         """
         variables = training_variables(self.model)
         for step in range(first_step, first_step + steps):
-            self.guard.add(step, self._run(self._train_step, variables, next(iterator)))
+            finite, values = _run(self._train_step, _values(variables), next(iterator))
+            _assign(sum(variables, []), sum(values, []))
+            self.guard.add(step, finite)
 
     def temporary_bytes(self, rows, source_length, target_length):
         """What XLA plans for gradients and activations of `train_step` on each device.
@@ -213,7 +213,8 @@ class StepRunner:
         """Runs over a finite dataset; returns the logs over all of it, as floats."""
         self.model.reset_metrics()
         for batch in self._distribute(dataset):
-            self._run(self._test_step, testing_variables(self.model), batch)
+            values = _run(self._test_step, _values(testing_variables(self.model)), batch)
+            _assign(self.model.metrics_variables, values)
         return self.read_logs()
 
     def read_logs(self):
@@ -222,16 +223,19 @@ class StepRunner:
         self.model.reset_metrics()
         return logs
 
-    def _run(self, step, variables, batch):
-        try:
-            result, values = step(_values(variables), batch)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise OutOfMemoryError(str(error).partition("\n")[0]) from error
-        for variable, value in zip(sum(variables, []), sum(values, []), strict=True):
-            variable.assign(value)
-        return result
+
+def _run(step, state, batch):
+    try:
+        return step(state, batch)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemoryError(str(error).partition("\n")[0]) from error
+
+
+def _assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 class NonfiniteGuard:

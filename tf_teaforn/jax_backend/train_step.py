@@ -18,11 +18,8 @@ class TrainStep:
             old if new is None else new for old, new in zip(values, current, strict=True)
         ]
 
-    def _metrics_variables(self):
-        return [variable for metric in self.metrics for variable in metric.variables]
-
     def _update_metrics(self, values, sums):
-        return self._stateless(lambda: self.update_metrics(sums), self._metrics_variables(), values)
+        return self._stateless(lambda: self.update_metrics(sums), self.metrics_variables, values)
 
     def train_step(self, state, data):
         """One update.

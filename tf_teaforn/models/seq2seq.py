@@ -72,7 +72,7 @@ class Seq2Seq(keras.Model):
                 )
 
     def embed(self, token_ids):
-        """int32 [...] -> scaled [..., D]; id 0 gives the zero vector."""
+        """int32 [...] -> scaled [..., D]; id 0 gives the zero vector if its row is kept zero."""
         return self.embedding(token_ids)
 
     def logits(self, hidden):

@@ -40,8 +40,7 @@ class NonfiniteGuard:
             `sums`; all zero where the step was skipped, so that means are not spoiled.
         """
         finite = [tf.math.is_finite(tf.cast(stage, tf.float32)) for stage in sums.stages]
-        values = [getattr(gradient, "values", gradient) for gradient in gradients]
-        finite.append(tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
+        finite.append(tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in gradients]))
         bad = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, 1.0 - tf.cast(tf.stack(finite), tf.float32)
         )
