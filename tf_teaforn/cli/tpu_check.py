@@ -5,9 +5,9 @@
     KERAS_BACKEND=jax bin/tpu_check --task=wmt14_enfr --topology=v5e:2x2
 
 The step is the one that bin/train runs with the same flags, under TensorFlow or JAX. That of
-TensorFlow is of one device, without the exchange of gradients. Ratios are to the first line. Where
-a step does not fit, the compiler has already tried to recompute what it could. A large step takes
-minutes to compile: --output keeps each line as soon as it is there.
+TensorFlow is of one device, without the exchange of gradients; batches are not packed. Ratios are
+to the first line. Where a step does not fit, the compiler has already tried to recompute what it
+could. A large step takes minutes to compile: --output keeps each line as soon as it is there.
 """
 
 import importlib.metadata
@@ -23,6 +23,8 @@ from tf_teaforn.errors import UserError
 
 # Lists here.
 _LISTS = ("n", "remat")
+# Of models that exist: --model and --vocab_size say their sizes here, and all weights train.
+_NOT_MEASURED = ("init_from", "freeze")
 # Those that a step's program depends on.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "tensorflow-tpu", "jax", "libtpu", "keras")
 # What libtpu asks the machine for, if it is not told, and JAX's own device.
@@ -63,7 +65,7 @@ def define_flags(values):
         "again.",
         flag_values=values,
     )
-    app.define_settings(values, but=_LISTS)
+    app.define_settings(values, but=(*_LISTS, *_NOT_MEASURED))
     app.define_task_flags(values)
 
 
@@ -72,7 +74,7 @@ def check(values):
     name = app.required(values, "task")
     options = app.task_options(values)
     task = app.load_task(name, options, app.data_dir(values), values.module_import)
-    config = app.run_config(values, task, options, but=_LISTS)
+    config = app.run_config(values, task, options, but=(*_LISTS, *_NOT_MEASURED))
     try:
         counts = [int(count) for count in values.n]
     except ValueError as error:
