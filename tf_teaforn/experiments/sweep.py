@@ -428,11 +428,15 @@ class Sweep:
             flag("checkpoint", spec),
             self.experiment.sets[role],
             flag("beam_size", ",".join(map(str, beam_sizes))),
-            flag("beam_alpha", self._expected(run).decoding.beam_alpha),
+            flag("beam_alpha", self._alpha(run)),
             *([flag("metrics", ",".join(metrics))] if metrics else []),
             *(files if run.task == "text" else []),
             *self.options.common_flags,
         ]
+
+    def _alpha(self, run):
+        settings = {**self.get_task(run.task).defaults, **run.settings}
+        return RunConfig(task=run.task).replace(settings).decoding.beam_alpha
 
     def _set_name(self, role):
         return self.experiment.sets[role].partition("=")[2].replace("/", "_")
@@ -440,8 +444,8 @@ class Sweep:
     def _evaluation_path(self, run, role, spec, beam_size):
         """The .json of an evaluation."""
         name = checkpoint.resolve(self._model_dir(run), spec).name
-        alpha = self._expected(run).decoding.beam_alpha
-        file = f"{self._set_name(role)}-{name}-beam{beam_size}-alpha{float(alpha)}.json"
+        alpha = float(self._alpha(run))
+        file = f"{self._set_name(role)}-{name}-beam{beam_size}-alpha{alpha}.json"
         return self._model_dir(run) / "eval" / file
 
     def _read_evaluation(self, run, role, spec, beam_size):
