@@ -212,14 +212,20 @@ def main():
     shape, model_sizes = sizes(arguments.model, arguments.toy)
     # Neither the environment's choice of a backend nor a package that is there counts.
     environment = {"KERAS_BACKEND": "jax", "USE_TF": "0", "OMP_NUM_THREADS": str(os.cpu_count())}
-    rows, records = [], {}
+    rows, records, stopped = [], {}, []
     for name, python in pythons.items():
         options = [f"--contender={name}", f"--model={arguments.model}"]
         options += [f"--seconds={arguments.seconds}"] + ["--toy"] * arguments.toy
         # One after the other: each has the card's memory to itself.
-        contender = Contender(name, [python, __file__, *options], environment)
-        for _ in range(3):
-            contender.turn()
+        try:
+            contender = Contender(name, [python, __file__, *options], environment)
+            for _ in range(3):
+                contender.turn()
+        except RuntimeError as error:
+            # Out of memory, for example: the others have a machine to make use of.
+            print(error, file=sys.stderr, flush=True)
+            stopped.append(name)
+            continue
         contender.stop()
         records[name] = contender.measured
         seconds, card = contender.median("seconds"), contender.measured[0]["card"]
@@ -231,15 +237,18 @@ def main():
                 "name": name,
                 "target tokens/s": shape["batch_size"] * shape["target_length"] / seconds,
                 "ms a step": 1000 * seconds,
-                "of ours:1": seconds / (rows[0]["ms a step"] / 1000 if rows else seconds),
+                "times the first": seconds / (rows[0]["ms a step"] / 1000 if rows else seconds),
                 "peak GiB": contender.median("peak_bytes") / 2**30,
                 "TFLOP/s": flops / seconds / 1e12,
                 "of the peak": flops / seconds / peak if peak else "?",
                 "card": card,
             }
         )
-    print_table(rows)
+        print(json.dumps({name: rows[-1]}), flush=True)
+    if rows:
+        print_table(rows)
     print(json.dumps(records))
+    sys.exit(1 if stopped else 0)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,8 @@ def task_title(grid: Grid, task: str) -> str:
     actual = grid.about["tasks"][task]
     data = actual
     if actual == "text":
-        data = grid.about.get("files", {}).get("train_files", actual)
+        files = grid.about.get("files", {})
+        data = files.get("test_files") or files.get("train_files", actual)
     if actual == task:
         return _TITLES.get(task, data)
     return f"{_TITLES.get(task, task)} ({data} stands for it)"

@@ -98,7 +98,7 @@ class Decoder(keras.layers.Layer):
 
         Args:
             state: has no room left.
-            steps: int32 scalar.
+            steps: int or int32 scalar.
         """
         raise NotImplementedError
 
