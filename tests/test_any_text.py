@@ -34,6 +34,7 @@ def test_decoding(lines, trained, translator, call_command, tmp_path):
     texts[0] = texts[0].removeprefix("\ufeff")
     blank = [not text.replace("<n>", "\n").strip() for text in texts]
     assert all(answer == "" for answer, none in zip(answers, blank, strict=True) if none)
+    assert answers == [text.replace("\n", "<n>") for text in translator(texts)]
 
 
 @pytest.fixture(scope="module")

@@ -371,6 +371,12 @@ def test_averaging_copies_or_runs_with_other_settings_is_refused(tmp_path):
     assert not (tmp_path / "averages").exists()
 
 
+def test_one_checkpoint_may_be_replaced(tmp_path):
+    save(tmp_path, 1, 2, 3)
+    checkpoint.save(tmp_path, 4, weights_of(4), {}, {}, keep=9, delete=3)
+    assert checkpoint.steps(tmp_path) == [1, 2, 4]
+
+
 def test_averaging_different_models_is_refused(tmp_path):
     checkpoint.save(tmp_path, 1, {"w": np.zeros(2, np.float32)}, {}, {}, keep=3)
     checkpoint.save(tmp_path, 2, {"w": np.zeros(3, np.float32)}, {}, {}, keep=3)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
@@ -209,28 +208,6 @@ def test_warmup_requests(exported, trained):
 def _valid_lines(trained):
     (path,) = (flag[14:] for flag in trained.flags if flag.startswith("--valid_files="))
     return Path(path).read_text().splitlines()
-
-
-def test_variables_are_those_of_decoder_0(unshared):
-    """N = 3 with weights of their own: nothing of the other two decoders, nothing of Adam."""
-    (version,) = (unshared.model_dir / "export").iterdir()
-    loaded = tf.saved_model.load(version)
-    seq2seq = tf_teaforn.load(unshared.model_dir).seq2seq
-    expected = {weight.path: weight.numpy() for weight in seq2seq.weights}
-    stored = {
-        name: tf.train.load_variable(str(version / "variables" / "variables"), name)
-        for name, _ in tf.train.list_variables(str(version / "variables" / "variables"))
-        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
-    }
-    assert len(loaded.weights) == len(stored) == len(expected)
-    assert sum(value.nbytes for value in stored.values()) == sum(
-        value.nbytes for value in expected.values()
-    )
-    assert [variable.name for variable in loaded.weights] == [f"{path}:0" for path in expected]
-    for variable, value in zip(loaded.weights, expected.values(), strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
-    trained = safetensors.numpy.load_file(unshared.model_dir / "checkpoints/1/model.safetensors")
-    assert len(trained) > len(expected) and {*expected} < {*trained}
 
 
 @pytest.mark.parametrize(("n", "shared"), [(1, True), (3, True), (3, False)])

@@ -96,6 +96,8 @@ def run_on_jax(folder):
     """What the process without TensorFlow does."""
     import keras
 
+    from tf_teaforn.jax_backend.strategy import Strategy
+
     assert keras.backend.backend() == "jax"
     run(folder, read_weights=True)
 
@@ -113,7 +115,38 @@ def run_on_jax(folder):
     logits = keras.saving.load_model(f"{folder}/other.keras")(inputs)
     np.savez(f"{folder}/other-on-jax.npz", *map(np.asarray, logits))
     assert compilations(steps=3) == [True, False, False]
+    check_scores(loaded.seq2seq)
+    check_split(Strategy(1, 2))
     assert sys.modules["tensorflow"] is None
+
+
+def check_scores(seq2seq):
+    """The compiled function of bin/score is the one that it compiles."""
+    from tf_teaforn.decoding import score
+    from tf_teaforn.jax_backend.inference import score_function
+
+    inputs, targets, _ = batch_of("1")
+    ids = inputs["encoder_token_ids"]
+    expected = score(seq2seq, {"encoder_token_ids": ids}, targets)
+    assert np.all(np.asarray(expected) < 0)
+    np.testing.assert_allclose(score_function(seq2seq)(ids, targets), expected, rtol=1e-5)
+
+
+def check_split(strategy):
+    """Heads, feed-forward units and subwords, or else their width, are split."""
+    with strategy.scope():
+        model = testing.tiny_model()
+    axes = {
+        "/".join(weight.path.split("/")[-2:]): tuple(
+            strategy.distribution.get_variable_layout(weight).axes
+        )
+        for weight in model.weights
+    }
+    assert axes["query/kernel"] == axes["inner/kernel"] == (None, "model")
+    assert axes["output/kernel"] == axes["outer/kernel"] == ("model", None)
+    assert axes["inner/bias"] == ("model",) and axes["outer/bias"] == (None,)
+    # 17 subwords.
+    assert axes["embedding/embeddings"] == (None, "model")
 
 
 def compilations(steps):
@@ -127,7 +160,7 @@ def compilations(steps):
     with strategy.scope():
         model = TeaForN(testing.tiny_model(dropout=0.1), n=2)
         model.compile(optimizer=keras.optimizers.Adam(0.03))
-    runner = StepRunner(strategy, model)
+    runner = StepRunner(strategy, model, skip_nonfinite=True)
     batch = runner.put(testing.padded_batch(testing.random_pairs(8, 4, 5)))
     events, compiled = [], []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
@@ -136,6 +169,13 @@ def compilations(steps):
         runner.train(iter([batch]), step + 1)
         compiled.append(any(name.endswith("backend_compile_duration") for name in events))
     jax.monitoring.clear_event_listeners()
+    state = [*model.trainable_variables, *model.optimizer.variables]
+    before = [np.array(variable.value) for variable in state]
+    inputs, targets, weights = batch
+    runner.train(iter([(inputs, targets, weights * np.nan)]), steps + 1)
+    assert runner.guard.read()[:2] == (1, steps + 1)
+    for variable, value in zip(state, before, strict=True):
+        np.testing.assert_array_equal(variable.value, value)
     # Validation, which may be left at any moment, leaves the weights where they are.
     weights = [variable.value for variable in model.trainable_variables]
     batch = testing.padded_batch(testing.random_pairs(8, 4, 5))
@@ -166,7 +206,11 @@ def results(tmp_path_factory):
     subprocess.run(
         [sys.executable, "-c", _WITHOUT_TENSORFLOW, folder],
         cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        },
         check=True,
     )
     return folder

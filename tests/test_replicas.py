@@ -26,7 +26,6 @@ PARTS = {"micro_batch_tokens": ROWS * LENGTH // 2}
 # (case, name) -> number of replicas, what calls the step, settings.
 RUNS = {
     ("1", "2"): (2, "runner", {}),
-    ("1", "1-parts"): (1, "runner", PARTS),
     ("2-shared", "2-fit"): (2, "fit", {}),
     ("2-shared", "4-parts"): (4, "runner", PARTS),
     ("2-unshared", "1-xla"): (1, "xla", {}),
@@ -36,7 +35,7 @@ RUNS = {
     ("3-unshared", "2-parts"): (2, "runner", {**PARTS, "remat": "stage"}),
     ("3-unshared", "4"): (4, "runner", {}),
 }
-ADAM = ("3-shared", "4-parts")
+ADAM = ("1", "2")
 
 
 def data():

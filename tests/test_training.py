@@ -5,6 +5,7 @@ import os
 import re
 import signal
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,45 +35,6 @@ def train(corpus, small_model, call_command):
     return run
 
 
-def test_adafactor_with_stages_of_their_own_continues_exactly(train, tmp_path):
-    """Adafactor's moments have the same path for several weights."""
-    flags = ("--n=2", "--noshared", "--optimizer=adafactor", "--eval_every=2")
-    assert train(tmp_path / "whole", *flags, "--train_steps=4") == 0
-    assert train(tmp_path / "parts", *flags, "--train_steps=2") == 0
-    # A process that was killed while it wrote the next line.
-    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "tra')
-    assert train(tmp_path / "parts", *flags, "--train_steps=4") == 0
-    whole, parts = (tensors(tmp_path / name, 4) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
-    records = [(tmp_path / n / "metrics.jsonl").read_text() for n in ("whole", "parts")]
-    assert records[0] == records[1]
-    assert [json.loads(line)["step"] for line in records[0].splitlines()] == [1, 2, 2, 3, 4, 4]
-
-
-def test_weights_that_are_not_finite_are_never_saved(train, tmp_path, capsys):
-    flags = ("--learning_rate=1e38", "--eval_every=9", "--checkpoint_every=1", "--train_steps=5")
-    assert train(tmp_path, *flags) == 2
-    error = capsys.readouterr().err
-    assert "Not a finite number at step 2: the loss of stage 0, the loss of stage 1" in error
-    # Its batch is what the order of the data says, in the words of the corpus.
-    assert re.search(r"has the training examples \d+, \d+.* begins: '(I see|you have) the ", error)
-    assert "Good checkpoints: 1." in error
-    assert not (tmp_path / "best").exists()
-    for step in checkpoint.steps(tmp_path):
-        assert all(np.isfinite(value).all() for value in tensors(tmp_path, step).values())
-
-
-def test_settings_may_change_until_there_is_a_checkpoint(train, tmp_path, capsys):
-    assert train(tmp_path, "--train_steps=2", "--learning_rate=1e38", "--eval_every=1") == 2
-    assert checkpoint.steps(tmp_path) == []
-    assert train(tmp_path, "--train_steps=2", "--learning_rate=1e-3", "--eval_every=1") == 0
-    assert train(tmp_path, "--train_steps=2", "--learning_rate=2e-3", "--eval_every=1") == 2
-    assert "--learning_rate: 0.001 there, 0.002 here" in capsys.readouterr().err
-
-
 @pytest.fixture
 def nano(train):
     """`train` with a model that compiles fast."""
@@ -83,14 +45,65 @@ def nano(train):
     return run
 
 
-def test_an_option_that_is_left_out_is_another_run(nano, tmp_path, capsys):
-    flags = ("--train_steps=1", "--eval_every=1")
-    assert nano(tmp_path, *flags, "--metric=rouge") == 0
+def test_adafactor_with_stages_of_their_own_continues_exactly(nano, tmp_path):
+    """Adafactor's moments have the same path for several weights."""
+    flags = ("--n=2", "--noshared", "--optimizer=adafactor", "--eval_every=2")
+    assert nano(tmp_path / "whole", *flags, "--train_steps=4") == 0
+    assert nano(tmp_path / "parts", *flags, "--train_steps=2") == 0
+    # A process that was killed while it wrote the next line.
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    assert nano(tmp_path / "parts", *flags, "--train_steps=4") == 0
+    whole, parts = (tensors(tmp_path / name, 4) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+    records = [(tmp_path / n / "metrics.jsonl").read_text() for n in ("whole", "parts")]
+    assert records[0] == records[1]
+    assert [json.loads(line)["step"] for line in records[0].splitlines()] == [1, 2, 2, 3, 4, 4]
+
+
+def test_weights_that_are_not_finite_are_never_saved(nano, tmp_path, capsys):
+    flags = (
+        "--n=2",
+        "--learning_rate=1e38",
+        "--eval_every=9",
+        "--checkpoint_every=1",
+        "--train_steps=5",
+    )
     assert nano(tmp_path, *flags) == 2
-    assert "other settings: --metric: rouge there, None here. " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "Not a finite number at step 2: the loss of stage 0, the loss of stage 1" in error
+    # Its batch is what the order of the data says, in the words of the corpus.
+    assert re.search(r"has the training examples \d+, \d+.* begins: '(I see|you have) the ", error)
+    assert "Good checkpoints: 1." in error
+    assert not (tmp_path / "best").exists()
+    for step in checkpoint.steps(tmp_path):
+        assert all(np.isfinite(value).all() for value in tensors(tmp_path, step).values())
 
 
-def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch):
+def test_settings_may_change_until_there_is_a_checkpoint(nano, tmp_path, capsys):
+    assert nano(tmp_path, "--train_steps=2", "--learning_rate=1e38", "--eval_every=1") == 2
+    assert checkpoint.steps(tmp_path) == []
+    assert nano(tmp_path, "--train_steps=2", "--learning_rate=1e-3", "--eval_every=1") == 0
+    assert nano(tmp_path, "--train_steps=2", "--learning_rate=2e-3", "--eval_every=1") == 2
+    assert "--learning_rate: 0.001 there, 0.002 here" in capsys.readouterr().err
+
+
+def test_an_option_that_is_left_out_is_another_run(nano, tmp_path, capsys):
+    flags = ("--eval_every=1", "--schedule=linear")
+    assert nano(tmp_path, *flags, "--train_steps=1", "--metric=rouge") == 0
+    # The rate of a linear schedule depends on the last step.
+    assert nano(tmp_path, *flags, "--train_steps=2") == 2
+    assert (
+        "other settings: --metric: rouge there, None here; --train_steps: 1 there, 2 here. "
+        in capsys.readouterr().err
+    )
+
+
+# Step 3 has its turn anyway, or is saved because of the signal only: then the next save removes it.
+@pytest.mark.parametrize(("every", "kept"), [(3, [2, 3, 4]), (5, [2, 4])])
+def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch, every, kept):
     save = checkpoint.save
 
     def interrupted(model_dir, step, *args, **kwargs):
@@ -98,14 +111,13 @@ def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch
             os.kill(os.getpid(), signal.SIGTERM)
         return save(model_dir, step, *args, **kwargs)
 
-    flags = ("--train_steps=4", "--eval_every=2", "--checkpoint_every=3")
+    flags = ("--train_steps=4", "--eval_every=2", f"--checkpoint_every={every}")
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", interrupted)
         assert nano(tmp_path, *flags) == 143
     assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.best_step(tmp_path) == 2
-    # Step 3 has its turn anyway: it is kept.
     assert nano(tmp_path, *flags) == 0
-    assert checkpoint.steps(tmp_path) == [2, 3, 4]
+    assert checkpoint.steps(tmp_path) == kept
 
 
 def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):
@@ -123,9 +135,16 @@ def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):
 
 
 def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, caplog):
-    dataset = training.pipeline.training_dataset
+    dataset, seeded = training.pipeline.training_dataset, keras.utils.set_random_seed
+    batches, seeds = [], []
+
+    def noted(seed):
+        seeds.append(seed)
+        seeded(seed)
 
     def spoiled(*args, **kwargs):
+        batches.append(kwargs)
+
         def spoil(step, batch):
             inputs, targets, weights = batch
             return inputs, targets, tf.where(step == 1, np.float32("nan"), weights)
@@ -133,10 +152,13 @@ def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, ca
         return dataset(*args, **kwargs).enumerate().map(spoil)
 
     monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    monkeypatch.setattr(keras.utils, "set_random_seed", noted)
     # Of a run that was killed before its first checkpoint.
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
     flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3", "--log_every=3")
-    assert nano(tmp_path, *flags, "--steps_per_execution=3") == 0
+    flags = (*flags, "--steps_per_execution=3", "--seed=7", "--batching=pack")
+    assert nano(tmp_path, *flags) == 0
+    assert seeds == [7] and (batches[0]["seed"], batches[0]["mode"]) == (7, "pack")
     assert "1 steps skipped so far. Not a finite number at step 2: the loss of stage" in caplog.text
     record, _ = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert record["skipped_steps"] == 1 and np.isfinite(record["loss"])

@@ -334,8 +334,9 @@ class _DecoderCheck:
         expected = self.decoder.initial_state(self.prepared, self.hypotheses, self.target_length)
         parents = ops.convert_to_tensor([[1, 0], [0, 0], [1, 1]], "int32")
         for position in range(self.target_length):
-            if position in (0, 2):
-                state = self.decoder.grow_state(state, (2, self.target_length - 2)[position // 2])
+            if position % 2 == 0:
+                steps = min(2, self.target_length - position)
+                state = self.decoder.grow_state(state, steps)
             outputs, state = self.step(inputs[:, position], state, position)
             same, expected = self.step(inputs[:, position], expected, position)
             self.same(outputs, same, "a state that grows gives other outputs")

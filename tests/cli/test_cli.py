@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import sacrebleu
 import safetensors.numpy
+import tensorflow as tf
 from absl import flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import tf_teaforn
 from tf_teaforn import checkpoint
 from tf_teaforn.cli import app, decode, stderr
 from tf_teaforn.config import RunConfig, settings
@@ -181,6 +183,29 @@ class TestTrain:
         (version,) = (unshared.model_dir / "export").iterdir()
         details = json.loads((version / "assets.extra" / "decode.json").read_text())
         assert details["checkpoint"] == "1" and details["steps"] == [1]
+
+    def test_exported_variables_are_those_of_decoder_0(self, unshared):
+        """N = 3 with weights of their own: nothing of the other two decoders, nothing of Adam."""
+        (version,) = (unshared.model_dir / "export").iterdir()
+        loaded = tf.saved_model.load(version)
+        seq2seq = tf_teaforn.load(unshared.model_dir).seq2seq
+        expected = {weight.path: weight.numpy() for weight in seq2seq.weights}
+        stored = {
+            name: tf.train.load_variable(str(version / "variables" / "variables"), name)
+            for name, _ in tf.train.list_variables(str(version / "variables" / "variables"))
+            if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+        }
+        assert len(loaded.weights) == len(stored) == len(expected)
+        assert sum(value.nbytes for value in stored.values()) == sum(
+            value.nbytes for value in expected.values()
+        )
+        assert [variable.name for variable in loaded.weights] == [f"{path}:0" for path in expected]
+        for variable, value in zip(loaded.weights, expected.values(), strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        trained = safetensors.numpy.load_file(
+            unshared.model_dir / "checkpoints/1/model.safetensors"
+        )
+        assert len(trained) > len(expected) and {*expected} < {*trained}
 
     def test_relative_paths_are_kept_absolute(self, unshared, corpus):
         options = read_config(unshared.model_dir).task_options

@@ -34,6 +34,15 @@ NEWS_SENTENCES = [
 ]
 
 
+def test_the_splitter_is_told_the_language(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "sentencex.segment", lambda language, text: asked.append(language) or [text]
+    )
+    gap_example(NEWS, GapSettings(language="fr"))
+    assert asked == ["fr"]
+
+
 def test_split_sentences():
     assert split_sentences(NEWS) == NEWS_SENTENCES
     assert split_sentences("  One. \n\n Two!\n") == ["  One. \n\n", " Two!\n"]

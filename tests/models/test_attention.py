@@ -38,11 +38,21 @@ def test_all_masked_gives_a_finite_output():
     assert np.all(np.isfinite(output))
 
 
-def test_softmax_is_float32_under_bfloat16():
-    # Scores of 256 and 257 are one number in bfloat16.
+def test_softmax_is_float32_under_bfloat16(monkeypatch):
+    seen, softmax = [], ops.softmax
+
+    def noted(x):
+        seen.append(keras.backend.standardize_dtype(x.dtype))
+        return softmax(x)
+
+    monkeypatch.setattr(ops, "softmax", noted)
     attention = MultiHeadAttention(2, 1, dtype="mixed_bfloat16")
     queries = ops.cast([[[16.0, 1.0]]], "bfloat16")
     keys = ops.cast([[[16.0, 0.0], [16.0, 1.0]]], "bfloat16")
     values = ops.cast([[[0.0, 0.0], [1.0, 1.0]]], "bfloat16")
     attended = attention.attend(queries, keys, values, ops.ones((1, 1, 2), "bool"))
     assert keras.backend.standardize_dtype(attended.dtype) == "bfloat16"
+    parts = [(x[:, :1], x[:, 1:]) for x in (keys, values)]
+    in_parts = attention.attend_segments(queries, *parts, ops.ones((1, 1, 2), "bool"))
+    np.testing.assert_array_equal(ops.cast(in_parts, "float32"), ops.cast(attended, "float32"))
+    assert seen == ["float32", "float32"]
