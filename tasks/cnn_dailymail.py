@@ -42,6 +42,7 @@ register_task(
             "vocab_size": 32_000,
             "max_source_length": 1024,
             "max_target_length": 128,
+            "decode_length": 128,
             "optimizer": "adafactor",
             "schedule": "inverse_sqrt",
             "warmup_steps": 10_000,

@@ -49,6 +49,7 @@ register_task(
             "vocab_size": 32_000,
             "max_source_length": 128,
             "max_target_length": 32,
+            "decode_length": 32,
             "optimizer": "adafactor",
             "schedule": "inverse_sqrt",
             "warmup_steps": 10_000,

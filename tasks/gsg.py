@@ -108,6 +108,7 @@ def gsg_task(
             "vocab_size": 32_000,
             "max_source_length": 512,
             "max_target_length": 256,
+            "decode_length": 256,
             "optimizer": "adafactor",
             "schedule": "inverse_sqrt",
             "warmup_steps": 10_000,

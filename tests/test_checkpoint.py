@@ -371,6 +371,16 @@ def test_averaging_copies_or_runs_with_other_settings_is_refused(tmp_path):
     assert not (tmp_path / "averages").exists()
 
 
+def test_a_checkpoint_that_was_moved_and_linked_stays_where_it_is(tmp_path):
+    save(tmp_path, 1)
+    folder, elsewhere = tmp_path / "checkpoints" / "1", tmp_path / "elsewhere"
+    shutil.move(folder, elsewhere)
+    folder.symlink_to(elsewhere)
+    checkpoint.save(tmp_path, 2, weights_of(2), {}, {}, keep=1)
+    assert checkpoint.steps(tmp_path) == [2] and not folder.is_symlink()
+    assert (elsewhere / "state.json").exists()
+
+
 def test_one_checkpoint_may_be_replaced(tmp_path):
     save(tmp_path, 1, 2, 3)
     checkpoint.save(tmp_path, 4, weights_of(4), {}, {}, keep=9, delete=3)

@@ -463,7 +463,7 @@ def test_hypotheses_come_best_first(config):
         ({"sample_top_p": 0.9}, "write --temperature=1 --beam_size=1 to sample"),
         ({"beam_size": 1, "temperature": 1.0, "sample_top_p": 0.0}, "above 0 and at most 1"),
         ({"alpha": float("inf")}, "--beam_alpha=inf: write a finite number"),
-        ({"max_length": 0}, "--max_length=0: write 1 or more"),
+        ({"max_length": 0}, "--max_length=0: write a number from 1"),
         ({"max_length_offset": -1}, "--max_length_offset=-1: write 0 or more"),
         ({"max_length": 5, "min_length": 6}, "write --min_length=5 or less, or a larger --max_len"),
         ({"min_length": 60}, "write --min_length=51 or less, or a larger --max_length_offset"),

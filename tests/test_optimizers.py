@@ -95,6 +95,21 @@ def test_adam_has_the_field_s_settings():
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.9, 0.998, 1e-9)
 
 
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_adafactor_s_rate_is_the_one_given(shape):
+    """At update 10,000 too, where 1 / sqrt(step) is .01."""
+    training = TrainingConfig(optimizer="adafactor", learning_rate=PEAK, schedule="constant")
+    optimizer = build_optimizer(training)
+    gradient, start = np.sign(GRADIENT).reshape(shape), START.reshape(shape)
+    variable = keras.Variable(start)
+    optimizer.build([variable])
+    optimizer.iterations.assign(9999)
+    optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    # Clipped to a root mean square of 1.
+    expected = start - PEAK * np.sqrt(np.mean(START**2)) * gradient
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, rtol=1e-5)
+
+
 def test_adafactor_is_that_of_keras_in_less_memory():
     settings = {"beta_2_decay": -0.8, "clip_threshold": 1.0, "relative_step": False}
     training = TrainingConfig(optimizer="adafactor", schedule="constant", warmup_steps=0)

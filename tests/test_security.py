@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tf_teaforn import model_dir
 from tf_teaforn.config import RunConfig
+from tf_teaforn.data.documents import PreparedSource
 from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
+from tf_teaforn.pretrained.importers import usable
+from tf_teaforn.pretrained.tensors import TensorFile, check_sizes
 from tools import gen_build
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -221,3 +225,37 @@ def test_names_in_a_config_lead_nowhere():
             build_model(name, 16)
         with pytest.raises(UserError, match="^Unknown task"):
             get_task(name)
+
+
+def test_a_preset_s_name_in_a_config_is_no_address(tmp_path, monkeypatch):
+    """Of a model directory without the architecture.json that such a run writes."""
+    monkeypatch.setattr("tf_teaforn.models.presets.load_backbone", lambda *_: pytest.fail("opened"))
+    config = RunConfig(task="text").replace({"model": "keras_nlp:hf://x/y"})
+    with pytest.raises(UserError, match="architecture.json is missing: the model of keras_nlp:hf"):
+        model_dir.build_seq2seq(config, 16, tmp_path)
+
+
+def test_sizes_beyond_a_file_s_take_no_memory():
+    tensors = TensorFile("x", {"a": (10, 10)}, None)
+    sizes = {"num_layers": 1, "hidden_dim": 10, "intermediate_dim": 20}
+    check_sizes(tensors, 50, sizes)
+    for change in ({"num_layers": 10**9}, {"hidden_dim": 10**6}, {"intermediate_dim": 10**9}):
+        with pytest.raises(UserError, match="^x does not fit its settings, which ask for"):
+            check_sizes(tensors, 50, {**sizes, **change})
+    with pytest.raises(UserError, match="^x does not fit its settings"):
+        check_sizes(tensors, 10**9, sizes)
+
+
+@pytest.mark.parametrize(
+    "shards", ["10000000000", '"x"', "0", "true", "[" * 100_000, '1, "splits": []']
+)
+def test_hostile_manifests(shards, tmp_path):
+    (tmp_path / "prepared.json").write_text(f'{{"splits": {{"train": ""}}, "shards": {shards}}}')
+    with pytest.raises(UserError, match=r"prepared\.json is damaged .*give bin/prepare's command"):
+        PreparedSource(str(tmp_path)).files("train")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, TypeError, KeyError, RecursionError])
+def test_what_foreign_files_make_python_stumble_over(error):
+    with pytest.raises(UserError, match="^--init_from=folder cannot be used: "), usable("folder"):
+        raise error("x")

@@ -458,6 +458,10 @@ def _move(source: epath.Path, destination: epath.Path, keep_source: bool = False
 
 
 def _remove(folder: epath.Path) -> None:
+    if not is_remote(folder) and os.path.islink(folder):
+        # What a user has moved elsewhere stays there.
+        os.unlink(folder)
+        return
     (folder / _STATE).unlink(missing_ok=True)
     folder.rmtree(missing_ok=True)
 

@@ -21,6 +21,7 @@ NATURAL = (lambda value: value >= 1, "1 or more")
 NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
 # One subword and the end of sentence; attention over more than that fits no device.
 LENGTH = (lambda value: 2 <= value <= 100_000, "a number from 2 to 100000")
+OUTPUT_LENGTH = (lambda value: 1 <= value <= 100_000, "a number from 1 to 100000")
 POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
 RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
 FRACTION = (lambda value: 0 <= value <= 1, "a number from 0 to 1")
@@ -179,7 +180,9 @@ class DecodingConfig:
         0.6, "Exponent of the length penalty ((5 + length) / 6)^alpha.", bounds=FINITE
     )
     decode_length: int | None = setting(
-        None, "Longest output in subwords. Default: source length + 50.", bounds=NATURAL
+        None,
+        "Longest output in subwords. Default: source length + 50.",
+        bounds=OUTPUT_LENGTH,
     )
 
 

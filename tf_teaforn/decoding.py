@@ -15,6 +15,8 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.decoder import batch_gather
 
 PAD_ID = 0
+# Of lengths, widths and the like: more is a mistake, and overflows sizes of arrays.
+_MOST = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +68,11 @@ class SearchConfig:
         ):
             value = getattr(self, name)
             require(value >= least, f"--{name}={value}: write {least} or more.")
+            require(value <= _MOST, f"--{name}={value}: write {_MOST} or less.")
         require(
-            self.max_length is None or self.max_length >= 1,
-            f"--max_length={self.max_length}: write 1 or more, or leave it out for a maximum "
-            "relative to the source (--max_length_offset).",
+            self.max_length is None or 1 <= self.max_length <= _MOST,
+            f"--max_length={self.max_length}: write a number from 1 to {_MOST}, or leave it out "
+            "for a maximum relative to the source (--max_length_offset).",
         )
         require(math.isfinite(self.alpha), f"--beam_alpha={self.alpha}: write a finite number.")
         require(

@@ -90,9 +90,7 @@ def evaluate(model_dir, task, request=Request()):
     sources, references = _examples(task, request)
     baseline = _baseline(request.compare, len(references))
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, found = model_dirs.load_seq2seq(
-        model_dir, config, tokenizer.vocabulary_size, request.checkpoint
-    )
+    seq2seq, found = model_dirs.load_seq2seq(model_dir, config, tokenizer, request.checkpoint)
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     set_name = request.test_set or request.split

@@ -41,7 +41,7 @@ def export_transformers(model_dir, export_dir, checkpoint="best"):
     """
     config = model_dirs.read_config(model_dir)
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer.vocabulary_size, checkpoint)
+    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     longest = max(config.data.max_source_length + 50, config.data.max_target_length)
     write_folder(
         seq2seq, tokenizer, export_dir, max_length=longest, beam_size=config.decoding.beam_size
@@ -85,9 +85,7 @@ def export(
     config = model_dirs.read_config(model_dir)
     search = search_config(config.decoding, **search_overrides)
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, found = model_dirs.load_seq2seq(
-        model_dir, config, tokenizer.vocabulary_size, checkpoint
-    )
+    seq2seq, found = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     module = ServingModule(
         seq2seq,
         tokenizer,

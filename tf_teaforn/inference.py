@@ -155,7 +155,7 @@ def load(model_dir, checkpoint="best", **search_overrides):
     config = model_dirs.read_config(model_dir)
     search = search_config(config.decoding, **search_overrides)
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer.vocabulary_size, checkpoint)
+    seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     return Translator(
         seq2seq,
         tokenizer,

@@ -15,6 +15,7 @@ from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
+from tf_teaforn.models.presets import PREFIX
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.paths import write_whole
 
@@ -101,7 +102,7 @@ def read_examples(model_dir):
     path = epath.Path(model_dir) / EXAMPLES
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is missing or damaged: the command that trained the model, given again, "
             "writes it."
@@ -112,28 +113,42 @@ def build_seq2seq(config: RunConfig, vocabulary_size: int, model_dir) -> Seq2Seq
     """The model of a configuration, with random weights.
 
     Its architecture is `<model_dir>/architecture.json`, if there is one, else the catalog's.
+
+    Raises:
+        UserError: the file is damaged, or missing for a model of KerasHub's.
     """
     path = epath.Path(model_dir) / ARCHITECTURE
     if path.exists():
         return build_architecture(
             path.read_bytes(), path, dtype=config.model.precision, dropout=config.model.dropout
         )
+    if config.model.model.startswith(PREFIX):
+        # Such a name would be opened as a path or an address.
+        raise UserError(f"{path} is missing: the model of {config.model.model} cannot be built.")
     overrides = {} if config.model.dropout is None else {"dropout": config.model.dropout}
     return build_model(
         config.model.model, vocabulary_size, dtype=config.model.precision, **overrides
     )
 
 
-def load_seq2seq(model_dir, config: RunConfig, vocabulary_size: int, spec: str):
+def load_seq2seq(model_dir, config: RunConfig, tokenizer: SubwordTokenizer, spec: str):
     """Builds Decoder-0's model and loads the checkpoint that `spec` names.
 
     Returns:
         (`Seq2Seq`, `checkpoint.Checkpoint`).
+
+    Raises:
+        UserError: there is no such checkpoint, or it was trained with another vocabulary.
     """
     found = checkpoint.resolve(model_dir, spec)
-    weights, _ = checkpoint.load_weights(model_dir, found)
-    seq2seq = build_seq2seq(config, vocabulary_size, model_dir)
+    weights, state = checkpoint.load_weights(model_dir, found)
+    seq2seq = build_seq2seq(config, tokenizer.vocabulary_size, model_dir)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
+    if state.get("vocabulary", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise UserError(
+            f"{model_dir}: the vocabulary there is not the one that checkpoint {found.name} was "
+            "trained with. Bring that back."
+        )
     return seq2seq, found
 
 

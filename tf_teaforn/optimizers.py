@@ -42,10 +42,12 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("tf_teaforn")
 class Adafactor(keras.optimizers.Adafactor):
-    """Keras' Adafactor (Shazeer and Stern 2018) in the memory that the method is known for.
+    """Adafactor (Shazeer and Stern 2018) in the memory that the method is known for.
 
-    Keras keeps the second moments of a matrix twice: factored, and multiplied out, which takes as
-    much memory as the weights and is never read by the next step.
+    Keras', which this has the variables of, keeps the second moments of a matrix twice: factored,
+    and multiplied out, which takes as much memory as the weights and is never read by the next
+    step. It also holds the learning rate below 1 / sqrt(step); here, as in Tensor2Tensor and
+    PEGASUS, a given rate is the rate, times the scale of the parameters.
     """
 
     def add_variable_from_reference(self, reference_variable, name=None, **kwargs):
@@ -54,23 +56,27 @@ class Adafactor(keras.optimizers.Adafactor):
         return super().add_variable_from_reference(reference_variable, name=name, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate):
-        if len(variable.shape) < 2:
-            super().update_step(gradient, variable, learning_rate)
-            return
         index = self._get_variable_index(variable)
-        rows, columns = self._r[index], self._c[index]
         step = ops.cast(self.iterations + 1, variable.dtype)
-        rate = ops.minimum(ops.cast(learning_rate, variable.dtype), 1 / ops.sqrt(step))
+        rate = ops.cast(learning_rate, variable.dtype)
         rate = rate * ops.maximum(self.epsilon_2, self._rms(variable))
         decay = 1 - ops.power(step, self.beta_2_decay)
         gradient = ops.cast(gradient, variable.dtype)
         squares = ops.square(gradient) + self.epsilon_1
-        new_rows = decay * rows + (1 - decay) * ops.mean(squares, axis=-1)
-        new_columns = decay * columns + (1 - decay) * ops.mean(squares, axis=-2)
-        self.assign(rows, new_rows)
-        self.assign(columns, new_columns)
-        share = new_rows / ops.mean(new_rows, axis=-1, keepdims=True)
-        update = gradient / ops.sqrt(share[..., None] * new_columns[..., None, :])
+
+        def moved(moments, values):
+            new = decay * moments + (1 - decay) * values
+            self.assign(moments, new)
+            return new
+
+        if len(variable.shape) < 2:
+            moments = moved(self._v[index], squares)
+        else:
+            rows = moved(self._r[index], ops.mean(squares, axis=-1))
+            columns = moved(self._c[index], ops.mean(squares, axis=-2))
+            share = rows / ops.mean(rows, axis=-1, keepdims=True)
+            moments = share[..., None] * columns[..., None, :]
+        update = gradient / ops.sqrt(moments)
         update = update / ops.maximum(1.0, self._rms(update) / self.clip_threshold)
         self.assign_sub(variable, rate * update)
 

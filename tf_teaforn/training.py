@@ -30,7 +30,7 @@ from tf_teaforn.interruption import InterruptedWorkError, Interruption
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.out_of_memory import StepMemory, advice, variable_bytes
 from tf_teaforn.paths import is_remote, write_whole
-from tf_teaforn.pretrained.importers import open_folder
+from tf_teaforn.pretrained.importers import open_folder, usable
 from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.summary import ScalarWriter
 
@@ -185,7 +185,8 @@ class Run:
             self._check_abilities(seq2seq)
             return seq2seq
         _logger.info("Starting from %s", model.init_from)
-        seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
+        with usable(model.init_from):
+            seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
         self._check_abilities(seq2seq)
         if self.workers.chief:
             model_dirs.write_architecture(self.model_dir, seq2seq)
@@ -355,6 +356,11 @@ class Run:
             self.config.data.max_source_length,
             self.config.data.max_target_length,
         )
+        # What fits into memory in training fits here.
+        tokens = self.config.data.batch_tokens // self.replicas
+        rows = min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
+        rows //= self.config.data.max_source_length
+        translator.batch_size = max(min(rows, translator.batch_size), 1)
         self.restore()
         if self.workers.chief:
             self.writer = ScalarWriter(self.model_dir / "tensorboard", self.step)
@@ -558,6 +564,8 @@ class Run:
         except InterruptedWorkError:
             self.model.reset_metrics()
             return False
+        except OutOfMemoryError as error:
+            raise UserError(advice(self.config, self.step, str(error), self._memory())) from error
         # The chief's decision is everybody's.
         score = self.workers.sum(metrics.get(self.task.headline_metric, 0.0))
         better = self.state["best"] is None or score > self.state["best"]

@@ -265,6 +265,9 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     except Exception as error:
         if message := user_error_in(error):
             _fail(message)
+        if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+            first_line = str(error).partition("\n")[0]
+            _fail(f"Not enough memory ({first_line}). Take a smaller beam, batch or model.")
         # TensorFlow's errors on remote file systems are of no common kind.
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
             raise

@@ -30,7 +30,7 @@ def define_flags(values):
 
 def prepare(values):
     """Runs the command."""
-    from tf_teaforn.data.documents import GapSource
+    from tf_teaforn.data.documents import SHARDS, GapSource
 
     output_dir = app.absolute(app.required(values, "output_dir"))
     name = app.required(values, "task")
@@ -39,8 +39,8 @@ def prepare(values):
         raise UserError(
             f"--task={name}: its pairs are read as they are. Write --task=gsg, with documents."
         )
-    if values.shards < 1:
-        raise UserError(f"--shards={values.shards}: write 1 or more.")
+    if values.shards not in SHARDS:
+        raise UserError(f"--shards={values.shards}: write a number from 1 to {SHARDS[-1]}.")
     try:
         from tf_teaforn.data.prepare import prepare as run
     except ModuleNotFoundError as error:

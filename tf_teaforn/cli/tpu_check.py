@@ -135,7 +135,8 @@ def _known(path):
     if not path or not os.path.exists(path):
         return []
     with open(path) as file:
-        return [json.loads(line) for line in file]
+        # The last line of a killed process may be torn.
+        return [json.loads(line) for line in file if line.endswith("}\n")]
 
 
 def _prepare_environment():

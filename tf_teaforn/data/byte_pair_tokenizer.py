@@ -61,11 +61,13 @@ class BytePairTokenizer(SubwordTokenizer):
             ]
             start, pad, eos, unk = (ids[name] for name in ("<s>", "<pad>", "</s>", "<unk>"))
             results = [(ids[a], ids[b], ids[a + b]) for a, b in merges]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            end = max(ids.values()) + 1
+            if min(ids.values()) < 0:
+                raise ValueError("an id is below 0")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{VOCABULARY_FILE} and {MERGES_FILE} are no vocabulary of BART: {error!r}."
             ) from None
-        end = max(ids.values()) + 1
         vocabulary_size = vocabulary_size or end
         if vocabulary_size < end:
             raise UserError(

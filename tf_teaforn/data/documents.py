@@ -199,7 +199,16 @@ class PreparedSource:
                 f"--prepared={self.directory} has no {PREPARED}: bin/prepare has not finished "
                 "there. Give its command again."
             )
-        return json.loads(path.read_text())
+        try:
+            manifest = json.loads(path.read_bytes())
+            splits, shards = manifest["splits"], manifest["shards"]
+            if not isinstance(splits, dict) or type(shards) is not int or shards not in SHARDS:
+                raise ValueError(f"splits {splits!r}, shards {shards!r}")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}): give bin/prepare's command again."
+            ) from error
+        return manifest
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -222,6 +231,10 @@ class PreparedSource:
         return f"prepared:{self._manifest()['splits'][split]}:" + ":".join(
             f"{path}:{size_and_time(path)}" for path in self.files(split)
         )
+
+
+# Their numbers have five digits.
+SHARDS = range(1, 100_000)
 
 
 def shard_names(split: str, shards: int) -> list[str]:

@@ -44,7 +44,7 @@ class MarianTokenizer(SubwordTokenizer):
             if sorted(ids.values()) != list(range(vocabulary_size)):
                 raise ValueError("the ids are not 0, 1, 2 and so on")
             pad, eos, unk = (ids[name] for name in ("<pad>", "</s>", "<unk>"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{VOCABULARY_FILE} is no vocabulary of Marian: {error!r}.") from None
         super().__init__(files, {"target": True} if target else {}, vocabulary_size)
         self.order = ids_with_special_first(vocabulary_size, pad, eos)

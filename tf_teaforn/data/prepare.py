@@ -56,7 +56,7 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     folder.mkdir(parents=True, exist_ok=True)
     content = {"splits": splits, "shards": shards}
     plan = folder / _PLAN
-    if plan.exists() and json.loads(plan.read_text()) != content:
+    if plan.exists() and plan.read_text() != json.dumps(content, indent=2) + "\n":
         raise UserError(
             f"--output_dir={output_dir} was begun with other documents, settings or --shards. Take "
             "them up, or another --output_dir."

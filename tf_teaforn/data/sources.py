@@ -296,11 +296,15 @@ def _read_lines(path: str) -> Iterator[bytes]:
 def _split_lines(file: BinaryIO) -> Iterator[bytes]:
     # Iterating over the file itself would lose the carriage returns inside the lines of remote
     # files, which TensorFlow reads.
-    rest = b""
+    # Joined once a line, however long it is.
+    parts = []
     while block := file.read(_BLOCK):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-    if rest:
+        first, *others = block.split(b"\n")
+        parts.append(first)
+        for other in others:
+            yield b"".join(parts)
+            parts = [other]
+    if rest := b"".join(parts):
         yield rest
 
 

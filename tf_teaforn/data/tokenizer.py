@@ -27,6 +27,8 @@ NEWLINE_PIECE = "<n>"
 VOCABULARY_FILE = "vocab.model"
 # Characters of a line that vocabularies are trained on at a time.
 _LONGEST_LINE = 4_000
+# Far beyond any model's; tables of ids are made before the model that they belong to.
+_MOST_SUBWORDS = 2**24
 
 
 def train_sentencepiece(
@@ -259,6 +261,8 @@ class SubwordTokenizer(tf.Module):
         self, files: Mapping[str, bytes], settings: Mapping[str, Any], vocabulary_size: int
     ):
         super().__init__(name="tokenizer")
+        if type(vocabulary_size) is not int or not 0 < vocabulary_size <= _MOST_SUBWORDS:
+            raise UserError(f"A vocabulary of {vocabulary_size!r} subwords cannot be used.")
         # Proxies, because tf.Module would take a dict to pieces.
         self.files = types.MappingProxyType(dict(files))
         self.settings = types.MappingProxyType(dict(settings))

@@ -22,6 +22,8 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.paths import write_whole
 
 FORMAT_VERSION = 1
+# What there is of each experiment.
+_ABOUT = {"scale", "tasks", "model", "seeds", "beam_sizes", "checkpoints", "command"}
 # A curve is thinned to about so many points.
 _POINTS = 200
 
@@ -39,7 +41,9 @@ def read(path: epath.PathLike) -> dict[str, Any]:
         results = json.loads(path.read_bytes())
         version = results["format_version"]
         found = results["experiments"], results["runs"]
-    except (ValueError, TypeError, KeyError) as error:
+        if not all(_ABOUT <= entry.keys() for entry in results["experiments"].values()):
+            raise ValueError("an experiment is not whole")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a results file of bin/sweep.") from error
     if version != FORMAT_VERSION or not all(isinstance(part, dict) for part in found):
         raise UserError(f"{path} has format version {version}; this reads {FORMAT_VERSION}.")

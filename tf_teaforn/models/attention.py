@@ -84,7 +84,7 @@ class MultiHeadAttention(AttentionOverKeys, keras.layers.Layer):
 
     def __init__(self, hidden_dim, num_heads, use_bias=False, dropout=0.0, **kwargs):
         super().__init__(**kwargs)
-        if hidden_dim % num_heads:
+        if num_heads < 1 or hidden_dim % num_heads:
             raise ValueError(f"hidden_dim {hidden_dim} is not a multiple of num_heads {num_heads}.")
         self.hidden_dim = hidden_dim
         self.num_heads = num_heads

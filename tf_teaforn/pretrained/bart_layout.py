@@ -7,7 +7,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.pretrained.importer import HuggingFaceFolder
-from tf_teaforn.pretrained.tensors import Source, assign, open_safetensors
+from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors
 from tf_teaforn.pretrained.transformer import (
     build_transformer,
     hugging_face_sizes,
@@ -46,6 +46,7 @@ class BartLayout(HuggingFaceFolder):
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
+        check_sizes(tensors, self.tokenizer.vocabulary_size, *self._parts.values())
         seq2seq = self._random_model(
             tensors,
             self.tokenizer.vocabulary_size,
@@ -113,13 +114,16 @@ def assign_all(seq2seq, variables, sources, tensors, order=None, learned_positio
             )
     ignored = (*_COPIES, _BIAS)
     if not learned_positions:
-        _check_sinusoids(tensors)
+        _check_sinusoids(tensors, seq2seq.embedding.embeddings.shape[1])
         ignored += _POSITIONS
     assign(variables, sources, tensors, ignored)
 
 
-def _check_sinusoids(tensors):
+def _check_sinusoids(tensors, width):
     for name in set(_POSITIONS) & set(tensors.shapes):
+        shape = tensors.shapes[name]
+        if len(shape) != 2 or shape[1] != width:
+            raise UserError(f"{tensors.origin}: {name} has the shape {shape}, not [_, {width}].")
         table = tensors.read(name)
         expected = position_signal(np.arange(len(table)), table.shape[-1], "half_split")
         difference = np.abs(table - ops.convert_to_numpy(expected)).max()

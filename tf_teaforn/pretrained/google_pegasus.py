@@ -6,7 +6,7 @@ from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, PegasusTokeniz
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.pretrained.importer import Pretrained
-from tf_teaforn.pretrained.tensors import Source, TensorFile, assign
+from tf_teaforn.pretrained.tensors import Source, TensorFile, assign, check_sizes
 from tf_teaforn.pretrained.transformer import build_transformer, layer_variables
 from tf_teaforn.tf_backend.tensor_bundle import open_checkpoint
 
@@ -77,9 +77,9 @@ class GooglePegasus(Pretrained):
         }
 
     def build(self, dtype=None, dropout=None):
-        encoder, decoder = (
-            with_dropout(self._settings(part), dropout) for part in ("encoder", "decoder")
-        )
+        parts = [self._settings(part) for part in ("encoder", "decoder")]
+        check_sizes(self._tensors, self.tokenizer.vocabulary_size, *parts)
+        encoder, decoder = (with_dropout(part, dropout) for part in parts)
         seq2seq = build_transformer(
             self.tokenizer.vocabulary_size, encoder, decoder, dtype=dtype, scaled=True
         )

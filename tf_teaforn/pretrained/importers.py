@@ -1,5 +1,7 @@
 """The families that `--init_from` knows."""
 
+import contextlib
+
 from etils import epath
 
 from tf_teaforn.errors import UserError
@@ -43,12 +45,29 @@ def open_folder(folder) -> Pretrained:
         path = epath.Path(base) if at else path
         if not path.is_dir():
             raise UserError(f"--init_from={folder}: there is no such folder.")
-    for importer in _IMPORTERS.values():
-        if importer.recognizes(path):
-            return importer(epath.Path(folder))
+    with usable(folder):
+        for importer in _IMPORTERS.values():
+            if importer.recognizes(path):
+                return importer(epath.Path(folder))
     raise UserError(
         f"--init_from={folder} holds none of the models that can be read: {'; '.join(_IMPORTERS)}."
     )
+
+
+@contextlib.contextmanager
+def usable(folder):
+    """Inside, what the files of a foreign folder make Python stumble over is a `UserError`."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UserError(f"--init_from={folder} cannot be used: {error!r}.") from error
 
 
 def _open_preset(name):

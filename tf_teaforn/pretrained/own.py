@@ -28,7 +28,5 @@ class OwnRun(Pretrained):
     def build(self, dtype=None, dropout=None):
         changes = {"precision": dtype, "dropout": dropout}
         config = self._config.replace({k: v for k, v in changes.items() if v is not None})
-        seq2seq, _ = model_dirs.load_seq2seq(
-            self._folder, config, self.tokenizer.vocabulary_size, self._spec
-        )
+        seq2seq, _ = model_dirs.load_seq2seq(self._folder, config, self.tokenizer, self._spec)
         return seq2seq

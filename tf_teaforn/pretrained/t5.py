@@ -7,7 +7,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_t5
 from tf_teaforn.pretrained.importer import HuggingFaceFolder, read_files
-from tf_teaforn.pretrained.tensors import Source, assign, open_safetensors
+from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors
 
 _EMBEDDING = "shared.weight"
 _OUTPUT = "lm_head.weight"
@@ -77,6 +77,7 @@ class T5(HuggingFaceFolder):
             _EMBEDDING in tensors.shapes
             and np.array_equal(tensors.read(_OUTPUT), tensors.read(_EMBEDDING))
         )
+        check_sizes(tensors, self.tokenizer.vocabulary_size, *self._parts.values())
         encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())
         settings = self._settings
         seq2seq = build_t5(

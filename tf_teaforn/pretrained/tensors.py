@@ -100,6 +100,30 @@ def assign(variables, sources, tensors, ignored=()):
         variables[key].assign(value.reshape(variables[key].shape))
 
 
+def check_sizes(tensors, vocabulary_size, *parts):
+    """Refuses settings of a model far larger than its file before memory is taken for it.
+
+    Args:
+        tensors: `TensorFile`.
+        vocabulary_size: V.
+        *parts: settings of encoder and decoder.
+
+    Raises:
+        UserError: they are of another model.
+    """
+    most = 100 * sum(math.prod(shape) for shape in tensors.shapes.values())
+    for part in parts:
+        width, inner = part["hidden_dim"], part["intermediate_dim"]
+        if (
+            part["num_layers"] > len(tensors.shapes)
+            or width * max(width, inner, vocabulary_size) > most
+        ):
+            raise UserError(
+                f"{tensors.origin} does not fit its settings, which ask for {part['num_layers']} "
+                f"layers of width {width} and {inner} inside, and {vocabulary_size} subwords."
+            )
+
+
 def read_settings(folder, name="config.json"):
     """The settings of a Hugging Face folder, a dict.
 
@@ -111,7 +135,7 @@ def read_settings(folder, name="config.json"):
         settings = json.loads(path.read_bytes())
         if not isinstance(settings, dict):
             raise ValueError("it is no object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
     return settings
 
@@ -179,12 +203,21 @@ def _read_header(path):
         for name, entry in header.items():
             start, end = entry["data_offsets"]
             kind, shape = entry["dtype"], tuple(entry["shape"])
+            if not all(type(size) is int and size >= 0 for size in (start, end, *shape)):
+                raise ValueError(f"{name} has sizes that are none")
             if kind not in _TYPES:
                 raise ValueError(f"{name} has type {kind}")
             size = math.prod(shape) * np.dtype(_TYPES[kind]).itemsize
             if size != end - start or not 0 <= start <= end <= total - data:
                 raise ValueError(f"{name} does not fit in it")
             places[name] = _Place(path, data + start, size, kind, shape)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{path} is no safetensors file that can be used: {error}.") from error
     return places
