@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_teaforn
 from tests import nano_model
 from tests.checkpoints import tensors
 from tf_teaforn import checkpoint, lock, training
+from tf_teaforn.errors import UserError
 from tf_teaforn.tf_backend import step_runner
 
 
@@ -186,6 +188,8 @@ def test_a_folder_in_use_and_another_vocabulary_are_refused(nano, corpus, tmp_pa
     assert nano(model_dir, *flags) == 2
     error = capsys.readouterr().err
     assert "vocab.model is not the vocabulary that the checkpoints were trained with" in error
+    with pytest.raises(UserError, match="not the one that checkpoint 1 was trained with"):
+        tf_teaforn.load(model_dir, "latest")
 
 
 def test_a_step_that_does_not_fit_names_what_to_lower(nano, tmp_path, monkeypatch, capsys):
