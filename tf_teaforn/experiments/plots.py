@@ -98,6 +98,7 @@ def _beam_curves(grid, task, group, arms):
             label=arm.label,
         )
         for index, arm in enumerate(arms)
+        if ours[arm] or theirs[arm]
     ]
     handles.append(Line2D([], [], color="#555555", label="ours: mean ± SE"))
     if reported:
@@ -148,8 +149,10 @@ def _loss_curves(grid, task):
         panel.tick_params(labelsize=8)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
-    for panel in panels[-columns:]:
-        panel.set_xlabel("step", fontsize=8.5)
+    for column in range(columns):
+        lowest = panels[column : len(curves) : columns][-1]
+        lowest.set_xlabel("step", fontsize=8.5)
+        lowest.tick_params(labelbottom=True)
     handles = {
         label: handle
         for panel in figure.axes
