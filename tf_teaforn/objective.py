@@ -176,7 +176,7 @@ def one_by_one(count, body, carry):
 
 def _after(tensors, index):
     """`index`, int32, known only when all of the tensors are."""
-    leaves = keras.tree.flatten(tensors)
+    leaves = [ops.convert_to_tensor(x) for x in keras.tree.flatten(tensors)]
     firsts = [x[(0,) * len(x.shape)] if len(x.shape) else x for x in leaves]
     total = sum(ops.cast(first, "float32") for first in firsts)
     index = ops.convert_to_tensor(index, "int32")
