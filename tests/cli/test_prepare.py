@@ -25,7 +25,7 @@ def flags(tmp_path):
     [
         ("--task=demo_enfr", "--train_files belongs to --task=gsg or text, not to demo_enfr."),
         ("--task=text", "--task=text: its pairs are read as they are. Write --task=gsg, with"),
-        ("--shards=0", "--shards=0: write 1 or more."),
+        ("--shards=0", "--shards=0: write a number from 1 to 99999."),
         ("--gap_ratio=1.5", "--gap_ratio=1.5: write a number above 0 and below 1."),
         ("--output_dir=", "--output_dir is missing. Folder to write pairs to."),
         ("--train_files=/none/*.txt", "--train_files=/none/*.txt: there is no such file."),
