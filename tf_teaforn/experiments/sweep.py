@@ -459,9 +459,7 @@ class Sweep:
         if result.get("steps") != list(checkpoint.resolve(self._model_dir(run), spec).steps):
             # Of what was the best checkpoint then.
             return None
-        # As it would be given here, wherever it was.
-        flags = self._evaluate_flags(run, role, spec, self.experiment.beam_sizes)
-        result["command"] = portable(shlex.join(["bin/evaluate", *flags]))
+        result["command"] = portable(result.get("command", ""))
         # An older version's result lacks what the report needs.
         complete = "references_sha256" in result
         wanted = {name for name in self.experiment.metrics if name != "rouge"}
