@@ -356,10 +356,7 @@ class Run:
             self.config.data.max_source_length,
             self.config.data.max_target_length,
         )
-        # What fits into memory in training fits here.
-        tokens = self.config.data.batch_tokens // self.replicas
-        rows = min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
-        rows //= self.config.data.max_source_length
+        rows = self._tokens_at_a_time() // self.replicas // self.config.data.max_source_length
         translator.batch_size = max(min(rows, translator.batch_size), 1)
         self.restore()
         if self.workers.chief:
@@ -457,6 +454,11 @@ class Run:
         optimizer = variable_bytes(model.optimizer.variables)
         return StepMemory(variable_bytes(model.variables), optimizer, gradients, activations, limit)
 
+    def _tokens_at_a_time(self):
+        """Of all devices together: what fits into memory in training fits in validation."""
+        tokens = self.config.data.batch_tokens
+        return min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
+
     def _batch_settings(self):
         """What the batches depend on besides the data."""
         return {
@@ -544,15 +546,12 @@ class Run:
 
     def _validate(self, valid_cache, translator, examples, interruption):
         """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
-        # What fits into memory in training fits here.
-        tokens = self.config.data.batch_tokens
-        tokens = min(self.config.teaforn.micro_batch_tokens or tokens, tokens)
         try:
             with interruption.immediate(not self.workers.several):
                 logs = self.runner.test(
                     pipeline.evaluation_dataset(
                         valid_cache,
-                        batch_tokens=tokens,
+                        batch_tokens=self._tokens_at_a_time(),
                         batch_multiple=self.replicas,
                         start_id=self.model.seq2seq.start_id,
                     )

@@ -54,15 +54,15 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     splits = {split: source.fingerprint(split) for split in source.splits or ("train",)}
     folder = epath.Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"splits": splits, "shards": shards}
+    content = json.dumps({"splits": splits, "shards": shards}, indent=2) + "\n"
     plan = folder / _PLAN
-    if plan.exists() and plan.read_text() != json.dumps(content, indent=2) + "\n":
+    if plan.exists() and plan.read_text() != content:
         raise UserError(
             f"--output_dir={output_dir} was begun with other documents, settings or --shards. Take "
             "them up, or another --output_dir."
         )
     if not plan.exists():
-        write_whole(plan, json.dumps(content, indent=2) + "\n")
+        write_whole(plan, content)
     for left in folder.glob(f"*{_PARTIAL}"):
         left.unlink()
     written = []
@@ -77,7 +77,7 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
             ):
                 _shards(pipeline, source, split, output_dir, shards, missing)
         written += [names[i] for i in missing]
-    write_whole(folder / PREPARED, json.dumps(content, indent=2) + "\n")
+    write_whole(folder / PREPARED, content)
     return written
 
 
