@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from tf_teaforn import testing
+from tf_teaforn.models import attention as module
 from tf_teaforn.models.attention import MultiHeadAttention
 
 WIDTH, HEADS = 8, 2
@@ -56,3 +57,45 @@ def test_softmax_is_float32_under_bfloat16(monkeypatch):
     in_parts = attention.attend_segments(queries, *parts, ops.ones((1, 1, 2), "bool"))
     np.testing.assert_array_equal(ops.cast(in_parts, "float32"), ops.cast(attended, "float32"))
     assert seen == ["float32", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mask_shape", "dropout", "taken"),
+    [
+        ((4, 6), (3, 1, 1, 6), 0.0, True),
+        ((4, 4), (1, 1, 4, 4), 0.0, True),
+        # No gradient for odd lengths, no dropout on weights, no scores to add.
+        ((4, 5), (3, 1, 4, 5), 0.0, False),
+        ((5, 4), (3, 1, 5, 4), 0.0, False),
+        ((4, 6), (3, 1, 4, 6), 0.1, False),
+        ((4, 6), None, 0.0, False),
+    ],
+)
+def test_the_fused_kernel_computes_the_same(monkeypatch, lengths, mask_shape, dropout, taken):
+    calls, fused = [], ops.dot_product_attention
+
+    def noted(queries, keys, values, mask, scale):
+        calls.append(mask.shape[-2:])
+        return fused(queries, keys, values, mask=mask, scale=scale)
+
+    monkeypatch.setattr(ops, "dot_product_attention", noted)
+    random = np.random.default_rng(0)
+    queries, keys, values = (
+        ops.convert_to_tensor(random.normal(size=(3, HEADS, t, WIDTH)), "float32")
+        for t in (lengths[0], lengths[1], lengths[1])
+    )
+    mask = ops.zeros((1, 1, 1, lengths[1]))
+    if mask_shape:
+        mask = random.random(mask_shape) < 0.6
+        mask[..., 0] = True
+        mask = ops.convert_to_tensor(mask)
+
+    def attended(kernel, training):
+        monkeypatch.setattr(module, "_has_fused_kernel", lambda: kernel)
+        attention = MultiHeadAttention(WIDTH, HEADS, dropout=dropout)
+        return attention.attend(queries, keys, values, mask, training)
+
+    np.testing.assert_allclose(attended(True, False), attended(False, False), rtol=1e-5, atol=1e-6)
+    calls.clear()
+    attended(True, training=True)
+    assert calls == ([lengths] if taken else [])

@@ -3,6 +3,8 @@
 Shapes: B batch, H heads, T queries, S keys, D model width, C width of one head.
 """
 
+import functools
+
 import keras
 from keras import ops
 
@@ -14,6 +16,23 @@ def _masked(scores, mask):
     if keras.backend.standardize_dtype(mask.dtype) == "bool":
         return ops.where(mask, scores, MASKED)
     return scores + mask
+
+
+@functools.cache
+def _has_fused_kernel():
+    """Whether Keras computes attention without its scores in memory: cuDNN's kernel, under JAX."""
+    return keras.backend.backend() == "jax" and "gpu" in keras.distribution.list_devices()[0]
+
+
+def _fused_attention(queries, keys, values, mask):
+    """`AttentionOverKeys.attend` of Keras, which takes the kernel if types and sizes are for it."""
+    # The kernel takes masks of full sizes only.
+    full = ops.ones((1, 1, ops.shape(queries)[-2], ops.shape(keys)[-2]), "bool")
+    queries, keys, values = (ops.swapaxes(x, 1, 2) for x in (queries, keys, values))
+    heads = ops.dot_product_attention(
+        queries, keys, values, mask=ops.logical_and(mask, full), scale=1.0
+    )
+    return ops.swapaxes(heads, 1, 2)
 
 
 def project(dense, x):
@@ -123,6 +142,15 @@ class MultiHeadAttention(AttentionOverKeys, keras.layers.Layer):
             heads_BxHxTxC = ops.moveaxis(heads_BxHxTxC, 1, 2)
         x = ops.reshape(heads_BxHxTxC, (-1, length, self.hidden_dim))
         return project(self.output_projection, x)
+
+    def attend(self, queries, keys, values, mask, training=None):
+        if _has_fused_kernel() and not (training and self.dropout.rate):
+            boolean = keras.backend.standardize_dtype(mask.dtype) == "bool"
+            # The kernel's gradient is for even lengths only.
+            even = queries.shape[-2] % 2 == keys.shape[-2] % 2 == 0
+            if boolean and even and len(queries.shape) == 4:
+                return _fused_attention(queries, keys, values, mask)
+        return super().attend(queries, keys, values, mask, training)
 
     def call(self, x_BxTxD, keys_and_values, mask, training=None):
         keys, values = keys_and_values
