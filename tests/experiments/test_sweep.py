@@ -1,6 +1,7 @@
 """A small grid from end to end, and what is skipped, adopted and refused."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import time
@@ -44,6 +45,9 @@ EXPERIMENT = Experiment(
     checkpoints=("average:2",),
     sets={"test": "--split=test"},
 )
+
+
+OTHER = {"vocabulary_sha256": {"text": "c0ffee"}}
 
 
 class Launcher:
@@ -206,19 +210,170 @@ def test_what_is_out_of_date_is_made_again(finished, options, task, tmp_path):
     assert after["experiments"]["tiny"]["seeds"] == [1, 2]
 
 
-def test_a_run_that_is_refused_keeps_what_it_was(finished, options, task, tmp_path):
+@pytest.mark.parametrize("there", ["folders", "records"])
+def test_a_run_that_is_refused_keeps_what_it_was(finished, options, task, tmp_path, there):
     folder = shutil.copytree(finished, tmp_path / "copy")
+    before = read(folder / "results.json")["runs"]
+    if there == "records":
+        shutil.rmtree(folder / "runs")
     longer = dataclasses.replace(options, settings={"train_steps": 12})
-    grid = sweep.Sweep(EXPERIMENT, folder, longer, task, lambda *_: pytest.fail("launched"))
-    assert len(grid.run()) == 4
-    for run in read(folder / "results.json")["runs"].values():
-        assert run["status"] == "failed" and "--train_steps: 6 there, 12 here" in run["error"]
-        assert run["train_steps"] == run["settings"]["train_steps"] == 6
+    for _ in range(2):
+        grid = sweep.Sweep(EXPERIMENT, folder, longer, task, lambda *_: pytest.fail("launched"))
+        assert len(grid.run()) == 4
+    for name, run in read(folder / "results.json")["runs"].items():
+        assert "--train_steps: 6 there, 12 here" in run["error"]
+        assert {**run, "error": None} == before[name]
+    grid = sweep.Sweep(EXPERIMENT, folder, options, task, lambda *_: pytest.fail("launched"))
+    assert grid.run() == []
+    assert read(folder / "results.json")["runs"] == before
+
+
+def alone(finished, folder, change=lambda results: None):
+    """Puts results.json and the vocabulary in a folder, the former changed; returns its runs."""
+    shutil.copy(finished / "vocab-text.model", folder)
+    results = read(finished / "results.json")
+    change(results)
+    (folder / "results.json").write_text(json.dumps(results))
+    return results["runs"]
+
+
+class Absent:
+    """Notes what is launched, and fails it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, name, flags, *_):
+        (model_dir,) = [f for f in flags if f.startswith("--model_dir=")]
+        self.calls.append((name, model_dir.rpartition("/")[2]))
+        raise sweep.CommandError("no device")
+
+
+def test_a_sweep_goes_on_from_its_results_alone(finished, options, task, tmp_path):
+    before = alone(finished, tmp_path)
+    # Paths of another machine.
+    moved = {name: f"/elsewhere{value}" for name, value in options.task_options.items()}
+    seeds = dataclasses.replace(options, seeds=(1, 2, 3), task_options=moved)
+    launch = Absent()
+    grown = dataclasses.replace(EXPERIMENT, arms=(*EXPERIMENT.arms, Arm(3, 0.5)))
+    failed = sweep.Sweep(grown, tmp_path, seeds, task, launch).run()
+    prefix = "text-transformer_tiny"
+    new = ["n3-discount0.5-seed1", "n3-discount0.5-seed2"]
+    new += ["n1-seed3", "n2-discount0.5-seed3", "n3-discount0.5-seed3"]
+    assert launch.calls == [("train", f"{prefix}-{name}") for name in new]
+    assert failed == [name for _, name in launch.calls]
+    after = read(tmp_path / "results.json")
+    for name, record in before.items():
+        assert json.dumps(after["runs"][name]) == json.dumps(record)
+    assert after["experiments"]["tiny"]["seeds"] == [1, 2, 3]
+
+
+def test_a_new_arm_is_not_tested_against_a_baseline_whose_texts_are_gone(
+    finished, options, task, tmp_path
+):
+    name = "text-transformer_tiny-n2-discount0.5-seed1"
+    before = alone(finished, tmp_path, lambda results: results["runs"].pop(name))
+    shutil.copytree(finished / "runs" / name, tmp_path / "runs" / name)
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent())
+    assert grid.run() == []
+    after = read(tmp_path / "results.json")["runs"]
+    run = after.pop(name)
+    assert run["status"] == "done" and len(run["evaluations"]) == 2
+    assert not run.get("comparisons") and after == before
+
+
+def test_comparisons_hold_for_the_scores_that_are_recorded(finished, options, task, tmp_path):
+    baseline, other = (f"text-transformer_tiny-{a}-seed1" for a in ("n1", "n2-discount0.5"))
+
+    def change(results):
+        results["runs"][baseline]["evaluations"][1]["metrics"]["bleu"] += 1
+
+    before = alone(finished, tmp_path, change)
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent())
+    grid._compare(grid.runs[0])
+    assert grid.runs[0].name == baseline
+    after = read(tmp_path / "results.json")["runs"]
+    assert after[other]["comparisons"] == before[other]["comparisons"][:1]
+    # Another experiment in the folder may have scored less.
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    del grid.results["runs"][baseline]["evaluations"][1]
+    grid.results["runs"][other]["comparisons"] = []
+    grid._compare(grid.runs[1])
+    after = read(tmp_path / "results.json")["runs"]
+    assert after[other]["comparisons"] == before[other]["comparisons"][:1]
+
+
+@pytest.mark.parametrize("missing", ["beam", "metric", "alpha", "status"])
+def test_a_record_that_lacks_something_is_trained_again(finished, options, task, tmp_path, missing):
+    name = "text-transformer_tiny-n2-discount0.5-seed2"
+
+    def change(results):
+        run = results["runs"][name]
+        if missing == "beam":
+            del run["evaluations"][0]
+        if missing == "metric":
+            del run["evaluations"][0]["metrics"]["chrf"]
+        if missing == "alpha":
+            run["evaluations"][0]["beam_alpha"] = 1.0
+        if missing == "status":
+            run["status"] = "failed"
+
+    alone(finished, tmp_path, change)
+    launch = Absent()
+    wanted = dataclasses.replace(EXPERIMENT, metrics=("bleu", "chrf"))
+    assert sweep.Sweep(wanted, tmp_path, options, task, launch).run() == [name]
+    assert launch.calls == [("train", name)]
+
+
+def test_training_again_replaces_a_record(finished, options, task, tmp_path):
+    name = "text-transformer_tiny-n2-discount0.5-seed2"
+
+    def change(results):
+        evaluations = results["runs"][name]["evaluations"]
+        evaluations.append({**evaluations[0], "checkpoint_flag": "best"})
+        del evaluations[0]
+
+    alone(finished, tmp_path, change)
+
+    def launch(command, flags, *_):
+        assert command == "train"
+        shutil.copytree(finished / "runs" / name, tmp_path / "runs" / name)
+
+    assert sweep.Sweep(EXPERIMENT, tmp_path, options, task, launch).run() == []
+    run = read(tmp_path / "results.json")["runs"][name]
+    assert run["evaluations"] == read(finished / "results.json")["runs"][name]["evaluations"]
+    # The baseline's texts are gone.
+    assert not run.get("comparisons")
+
+
+def test_another_vocabulary_is_refused(finished, options, task, tmp_path):
+    digest = hashlib.sha256((finished / "vocab-text.model").read_bytes()).hexdigest()
+    assert read(finished / "results.json")["experiments"]["tiny"]["vocabulary_sha256"] == {
+        "text": digest
+    }
+    alone(finished, tmp_path, lambda results: results["experiments"]["tiny"].update(OTHER))
+    with pytest.raises(
+        UserError, match=f"SHA-256 {digest}.* is not the vocabulary of text .*c0ffee"
+    ):
+        sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent()).run()
+    alone(finished, tmp_path, lambda r: r["experiments"]["tiny"].pop("vocabulary_sha256"))
+    assert sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent()).run() == []
+    about = read(tmp_path / "results.json")["experiments"]["tiny"]
+    assert about["vocabulary_sha256"] == {"text": digest}
+
+
+def test_other_files_are_another_run(finished, options, task, tmp_path):
+    alone(finished, tmp_path)
+    files = {**options.task_options, "train_files": "/elsewhere/other.tsv"}
+    other = dataclasses.replace(options, task_options=files)
+    failed = sweep.Sweep(EXPERIMENT, tmp_path, other, task, Absent()).run()
+    assert len(failed) == 4
+    error = read(tmp_path / "results.json")["runs"][failed[0]]["error"]
+    assert "--train_files: train.tsv there, other.tsv here" in error
 
 
 def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_path):
-    for file in ("results.json", "vocab-text.model"):
-        shutil.copy(finished / file, tmp_path / file)
+    shutil.copy(finished / "vocab-text.model", tmp_path)
     launched = []
 
     def launch(*arguments):

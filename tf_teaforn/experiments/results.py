@@ -1,7 +1,9 @@
 """The results file of a sweep: everything the report needs, in one JSON.
 
 {"format_version": 1,
- "experiments": {name: {"scale", "tasks": {the paper's: ours}, "seeds", "beam_sizes", "command"}},
+ "experiments": {name: {"scale", "tasks": {the paper's: ours}, "files": {flag: file names}, "model",
+                        "vocabulary_sha256": {ours: of its file}, "seeds", "beam_sizes",
+                        "checkpoints", "command"}},
  "runs": {name: {"task", "stands_for", "arm", "seed", "status": "done" or "failed", "error",
                  "command", "version", "settings", "train_steps", "seconds",
                  "speed": {"steps_per_second", "target_tokens_per_second",

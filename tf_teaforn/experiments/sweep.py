@@ -6,7 +6,8 @@
     <output_dir>/logs/<run>.log          what the commands printed
 
 What is done already is skipped: a model directory with the run's settings that is at its last step,
-wherever it was trained, and an evaluation whose JSON is there.
+wherever it was trained, and an evaluation whose JSON is there. Where a run's folder is gone, its
+record in results.json says what was done: that file and the vocabularies are enough to go on from.
 """
 
 import concurrent.futures
@@ -14,12 +15,15 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
 import os
 import queue
+import re
 import shlex
 import subprocess
 import sys
@@ -49,6 +53,8 @@ _IGNORED |= {"beam_size", "beam_alpha", "decode_length", "steps_per_execution", 
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 _FILES = ("train_files", "valid_files", "test_files")
+# Paths, which differ from machine to machine.
+_PATHS = (*_FILES, "init_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +108,10 @@ class Run:
 
 class CommandError(Exception):
     """A command failed; the message is the last line that it printed."""
+
+
+class OtherRunError(UserError):
+    """What is there of a run has other settings."""
 
 
 def scaled(experiment: Experiment, scale: str) -> Experiment:
@@ -230,6 +240,8 @@ class Sweep:
             if not self.imported:
                 self._prepare_vocabulary(task)
         self.runs = self.plan()
+        model = self.runs[0].settings["model"]
+        vocabularies = self._checked_vocabularies(model)
         entry = {
             "scale": self.options.scale,
             "tasks": self.tasks,
@@ -238,7 +250,8 @@ class Sweep:
                 for name, value in self.options.task_options.items()
                 if name in _FILES
             },
-            "model": self.runs[0].settings["model"],
+            "model": model,
+            "vocabulary_sha256": vocabularies,
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
             "checkpoints": list(self.experiment.checkpoints),
@@ -249,6 +262,7 @@ class Sweep:
             # A part of the grid, after another.
             entry["seeds"] = sorted({*known["seeds"], *entry["seeds"]})
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
+            entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
         self.results["experiments"][self.experiment.name] = entry
         self._write()
         devices = _devices()
@@ -267,7 +281,10 @@ class Sweep:
                 outcome = "done" if worked else "was done already"
             except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
-                self._record(run, status="failed", error=message)
+                # What is refused stays done, for whoever gives its settings again.
+                refused = isinstance(error, OtherRunError)
+                status = {} if refused else {"status": "failed"}
+                self._record(run, error=message, **status)
                 failed.append(run.name)
                 worked, outcome = True, f"failed: {error}"
             finally:
@@ -292,6 +309,10 @@ class Sweep:
 
     def _do(self, run, environment):
         """Trains and scores what is missing; returns whether anything was."""
+        if self._is_recorded(run):
+            if self._of(run).get("error"):
+                self._record(run, error=None)
+            return False
         log = self.output_dir / "logs" / f"{run.name}.log"
         model_dir = self._model_dir(run)
         worked = False
@@ -301,6 +322,8 @@ class Sweep:
             seconds, worked = time.time() - start, True
             if not self._is_trained(run):
                 raise CommandError(f"{model_dir} is not at its last step after training")
+            # They are another model's.
+            self._forget(run, "evaluations", "comparisons")
             speed = {**read_speed(model_dir / "tensorboard"), **(usage or {})}
             origin = {"command": self._command(run), "version": _version()}
             self._record(run, seconds=seconds, speed=speed, **origin)
@@ -357,6 +380,28 @@ class Sweep:
         except CommandError as error:
             raise UserError(f"The vocabulary of {task} cannot be built: {error}") from error
 
+    def _checked_vocabularies(self, model):
+        """{task: SHA-256 of its vocabulary}.
+
+        Raises:
+            UserError: runs of the results file had another one.
+        """
+        if self.imported:
+            return {}
+        found = {}
+        for task in self.tasks.values():
+            path = self._vocabulary(task)
+            found[task] = hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, about in self.results["experiments"].items():
+                known = about.get("vocabulary_sha256", {}).get(task, found[task])
+                if about["model"] == model and known != found[task]:
+                    raise UserError(
+                        f"{path} (SHA-256 {found[task]}) is not the vocabulary of {task} that the "
+                        f"runs of {name} in {self.results_path} had (SHA-256 {known}). Copy that "
+                        "one there or name it with --vocab, or take another --output_dir."
+                    )
+        return found
+
     # Training
 
     def _model_dir(self, run):
@@ -386,7 +431,7 @@ class Sweep:
         """Whether a finished run is there.
 
         Raises:
-            UserError: what is there is another run.
+            OtherRunError: what is there is another run.
         """
         model_dir = self._model_dir(run)
         path = model_dir / "config.json"
@@ -399,16 +444,45 @@ class Sweep:
             if (model_dir / "vocab.model").read_bytes() != self._vocabulary(run.task).read_bytes():
                 different.append(f"vocab.model is not {self._vocabulary(run.task)}")
         if different:
-            raise UserError(
+            raise OtherRunError(
                 f"{model_dir} holds a run with other settings: {'; '.join(different)}. Remove it, "
                 "or take another --output_dir."
             )
         return checkpoint.steps(model_dir)[-1:] == [expected.training.train_steps]
 
+    def _is_recorded(self, run):
+        """Whether the results file has all of a run whose folder is not there.
+
+        Raises:
+            OtherRunError: what it has is another run.
+        """
+        record = self.results["runs"].get(run.name, {})
+        if (self._model_dir(run) / "config.json").exists() or record.get("status") != "done":
+            return False
+        found = self._config(run, record["settings"], _files_in(record["command"]))
+        different = differences(found, self._expected(run))
+        if different:
+            raise OtherRunError(
+                f"{self.results_path} has {run.name} with other settings: {'; '.join(different)}. "
+                "Take them up, or another --output_dir."
+            )
+        wanted = itertools.product(self._scored(), self.experiment.beam_sizes)
+        return all(
+            any(
+                _place(e) == (role, spec, k)
+                and e.get("beam_alpha") == self._alpha(run)
+                and self._is_complete(e)
+                for e in record.get("evaluations", [])
+            )
+            for (role, spec), k in wanted
+        )
+
     def _expected(self, run):
-        task = self.get_task(run.task)
         options = self.options.task_options if run.task == "text" else {}
-        settings = {**task.defaults, **run.settings}
+        return self._config(run, run.settings, options)
+
+    def _config(self, run, settings, options):
+        settings = {**self.get_task(run.task).defaults, **settings}
         if not self.imported:
             settings["vocab_size"] = _vocabulary_size(self._vocabulary(run.task))
         return RunConfig(task=run.task, task_options=options).replace(settings)
@@ -460,10 +534,13 @@ class Sweep:
             # Of what was the best checkpoint then.
             return None
         result["command"] = portable(result.get("command", ""))
+        return result if self._is_complete(result) else None
+
+    def _is_complete(self, result):
         # An older version's result lacks what the report needs.
         complete = "references_sha256" in result
         wanted = {name for name in self.experiment.metrics if name != "rouge"}
-        return result if complete and wanted <= set(result["metrics"]) else None
+        return complete and wanted <= set(result["metrics"])
 
     def _record_evaluations(self, run, role, spec, found):
         missing = [k for k, result in found.items() if result is None]
@@ -488,50 +565,59 @@ class Sweep:
         others = [other for other in peers if other is not baseline]
         for other in others if run is baseline else [run]:
             records = [self.results["runs"].get(r.name, {}) for r in (baseline, other)]
-            if all(record.get("status") == "done" for record in records):
-                comparisons = [
-                    self._comparison(baseline, other, role, beam_size)
-                    for role in self.experiment.sets
-                    for beam_size in self.experiment.beam_sizes
-                ]
-                known = self.results["runs"][other.name].get("comparisons", [])
-                # Another experiment in the folder may have compared the run elsewhere.
-                kept = [old for old in known if not any(_same_place(old, c) for c in comparisons)]
-                self._record(other, comparisons=kept + comparisons)
+            known = records[1].get("comparisons", [])
+            found = [old for old in known if self._is_current(other.name, old)]
+            if all(r.get("status") == "done" and not r.get("error") for r in records):
+                found += self._new_comparisons(baseline, other, found)
+            if found != known:
+                records[1]["comparisons"] = sorted(found, key=_place)
+                self._write()
 
-    def _comparison(self, baseline, other, role, beam_size):
-        spec = self.experiment.checkpoints[0]
+    def _new_comparisons(self, baseline, other, known):
+        """Those that can be made: of texts that are there."""
         metric = self.get_task(other.task).headline_metric
-        labels = {
-            "role": role,
-            "checkpoint_flag": spec,
-            "beam_size": beam_size,
-            "metric": metric,
-            "with": baseline.name,
-        }
-        scores = {
-            "baseline": self._score(baseline, labels),
-            "system": self._score(other, labels),
-        }
-        for old in self.results["runs"][other.name].get("comparisons", []):
-            if all(old[name] == value for name, value in labels.items()) and all(
-                score is not None and math.isclose(old[name], score)
-                for name, score in scores.items()
-            ):
-                return old
-        paths = [self._evaluation_path(run, role, spec, beam_size) for run in (baseline, other)]
-        references = read_lines(paths[0].with_name(f"{self._set_name(role)}.references.txt"))
-        texts = [read_lines(path.with_suffix(".txt")) for path in paths]
-        return {**labels, **dataclasses.asdict(compare(metric, *texts, references))}
+        for role, beam_size in itertools.product(self.experiment.sets, self.experiment.beam_sizes):
+            spec = self.experiment.checkpoints[0]
+            labels = {
+                "role": role,
+                "checkpoint_flag": spec,
+                "beam_size": beam_size,
+                "metric": metric,
+                "with": baseline.name,
+            }
+            scores = [self._score(run.name, labels) for run in (baseline, other)]
+            paths = [self._text_path(run, role, spec, beam_size) for run in (baseline, other)]
+            compared = any(labels.items() <= old.items() for old in known)
+            if not compared and None not in (*scores, *paths):
+                references = paths[0].with_name(f"{self._set_name(role)}.references.txt")
+                texts = [read_lines(path) for path in (*paths, references)]
+                yield {**labels, **dataclasses.asdict(compare(metric, *texts))}
 
-    def _score(self, run, labels):
-        """The score that a comparison with these labels is about, or None."""
-        (found,) = (
-            evaluation
-            for evaluation in self.results["runs"][run.name]["evaluations"]
-            if _same_place(evaluation, labels)
+    def _text_path(self, run, role, spec, beam_size):
+        """The .txt of an evaluation, or None where it is gone."""
+        try:
+            path = self._evaluation_path(run, role, spec, beam_size).with_suffix(".txt")
+        except UserError:
+            return None
+        references = path.with_name(f"{self._set_name(role)}.references.txt")
+        return path if path.exists() and references.exists() else None
+
+    def _is_current(self, name, comparison):
+        """Whether a comparison is of the scores that are recorded now."""
+        return all(
+            score is not None and math.isclose(comparison[side], score)
+            for side, score in (
+                ("baseline", self._score(comparison["with"], comparison)),
+                ("system", self._score(name, comparison)),
+            )
         )
-        return found["metrics"].get(labels["metric"])
+
+    def _score(self, name, labels):
+        """The score of a run that a comparison with these labels is about, or None."""
+        for evaluation in self.results["runs"].get(name, {}).get("evaluations", []):
+            if _place(evaluation) == _place(labels):
+                return evaluation["metrics"].get(labels["metric"])
+        return None
 
     # Results
 
@@ -549,7 +635,7 @@ class Sweep:
                 "settings": dict(run.settings),
                 "train_steps": run.settings["train_steps"],
             }
-            if values.get("status") == "failed":
+            if values.get("error"):
                 # What was scored before had the settings that it had then.
                 about = {**about, **record}
             record.update({**about, **values})
@@ -557,13 +643,19 @@ class Sweep:
             self._of(run).setdefault("version", _version())
         self._write()
 
+    def _forget(self, run, *names):
+        with self._lock:
+            for name in names:
+                self._of(run).pop(name, None)
+
     def _write(self):
         with self._lock:
             results_file.write(self.results_path, self.results)
 
 
-def _same_place(one, other):
-    return all(one[name] == other[name] for name in ("role", "checkpoint_flag", "beam_size"))
+def _place(one):
+    """What tells the evaluations of a run apart, and its comparisons."""
+    return one["role"], one["checkpoint_flag"], one["beam_size"]
 
 
 def differences(found: RunConfig, expected: RunConfig) -> list[str]:
@@ -573,7 +665,7 @@ def differences(found: RunConfig, expected: RunConfig) -> list[str]:
     ignored |= {"model", "vocab_size", "dropout"} if expected.model.init_from else set()
 
     def value(flat, name):
-        if name in _FILES and flat.get(name):
+        if name in _PATHS and flat.get(name):
             return ",".join(os.path.basename(part) for part in flat[name].split(","))
         return flat.get(name)
 
@@ -582,6 +674,12 @@ def differences(found: RunConfig, expected: RunConfig) -> list[str]:
         for name in sorted({*mine, *theirs} - ignored)
         if value(mine, name) != value(theirs, name)
     ]
+
+
+def _files_in(command: str) -> dict[str, str]:
+    """{flag: files} of the data that a command line names."""
+    pattern = rf"(?:^|\0)--?({'|'.join(_FILES)})[=\0]([^\0]+)"
+    return dict(re.findall(pattern, "\0".join(shlex.split(command))))
 
 
 def portable(command: str) -> str:
