@@ -79,6 +79,7 @@ setup(
             "apache-beam==2.77.0",
             "hypothesis>=6.100",
             "jax==0.10.2",
+            "libtpu==0.0.52",
             "packaging>=24",
             "pytest>=8",
             "pytest-xdist>=3.6",

@@ -16,6 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# JAX would look for a TPU, because libtpu is installed, and report at length that there is none.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 _NOUNS = {
     "cat": "chat",
     "dog": "chien",

@@ -1,6 +1,7 @@
 """Memory and arithmetic of the train step on a TPU, from the TPU's own compiler."""
 
 import dataclasses
+import math
 import time
 
 import keras
@@ -12,11 +13,11 @@ from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.teaforn import TeaForN
 
 _ON_JAX = keras.backend.backend() == "jax"
-_SIZES = ("arguments", "temporaries", "program", "total")
+_SIZES = ("arguments", "temporaries", "total", "program")
 
 
 def step_program(config, topology, batch_size):
-    """`Program` of the train step on the longest sentences.
+    """`Program` of the train step on the longest rows.
 
     Args:
         config: `RunConfig`.
@@ -26,13 +27,19 @@ def step_program(config, topology, batch_size):
     Raises:
         UserError: a setting out of its range.
     """
+    skip = config.training.on_nonfinite == "skip"
     if _ON_JAX:
-        return topology.lower(lambda: _model(config), _batch(config, batch_size))
+        return topology.lower(lambda: _model(config), _batch(config, batch_size), skip)
 
     from tf_teaforn.tf_backend.hlo import train_step_hlo
 
-    batch = _batch(config, batch_size // len(topology.devices))
-    return topology.load(train_step_hlo(_model(config), batch))
+    # One device, with its share.
+    devices = len(topology.devices)
+    if config.teaforn.micro_batch_tokens is not None:
+        share = max(config.teaforn.micro_batch_tokens // devices, 1)
+        config = config.replace({"micro_batch_tokens": share})
+    batch = _batch(config, batch_size // devices)
+    return topology.load(train_step_hlo(_model(config), batch, skip))
 
 
 def _model(config):
@@ -52,7 +59,11 @@ def _batch(config, rows):
         for length in (config.data.max_source_length, config.data.max_target_length)
     )
     weights = keras.KerasTensor(target.shape, dtype="float32")
-    return {"encoder_token_ids": source, "decoder_token_ids": target}, target, weights
+    inputs = {"encoder_token_ids": source, "decoder_token_ids": target}
+    if config.data.batching == "pack":
+        for name in ("segment_ids", "positions"):
+            inputs |= {f"encoder_{name}": source, f"decoder_{name}": target}
+    return inputs, target, weights
 
 
 def measure(config, topology, batch_size, compiled=True):
@@ -64,8 +75,8 @@ def measure(config, topology, batch_size, compiled=True):
 
     Returns:
         Dictionary: "flops" of all devices; if compiled also "seconds" of the compiler and either
-        bytes on a device, "arguments", "temporaries", "program" and "total", or "needs", what the
-        compiler says of a step that does not fit.
+        bytes on a device, "arguments", "temporaries", their "total" and "program", or "needs",
+        what the compiler says of a step that does not fit.
     """
     program = step_program(config, topology, batch_size)
     measured = {"flops": matmul_flops(program.text) * (1 if _ON_JAX else len(topology.devices))}
@@ -76,13 +87,13 @@ def measure(config, topology, batch_size, compiled=True):
         except DoesNotFit as error:
             measured["needs"] = str(error)
         else:
-            measured.update(zip(_SIZES, (*memory, memory.total), strict=True))
+            measured.update({name: getattr(memory, name) for name in _SIZES})
         measured["seconds"] = time.monotonic() - start
     return measured
 
 
 class Table:
-    """Lines of text about what `measure` returned; ratios are to the first.
+    """Lines of text about what `measure` returned; ratios are to the first, if it fits.
 
     Args:
         topology: `Topology`.
@@ -98,21 +109,21 @@ class Table:
             + [f"{column:>12}" for column in (*columns, "TFLOP", "ratio")]
         )
         self._compiled = compiled
-        self._first_total = self._first_flops = None
+        self._first = None
 
     def line(self, settings, measured):
         """The line of one step."""
         text = "".join(f"{value:>7}" for value in settings.values())
+        self._first = self._first or measured
         if self._compiled:
             if "needs" in measured:
                 text += f"{'needs ' + measured['needs']:>72}"
             else:
-                total = measured["total"]
-                self._first_total = self._first_total or total
+                total, first = measured["total"], self._first.get("total")
                 text += "".join(f"{f'{measured[name] / 2**30:.3f} GiB':>12}" for name in _SIZES)
-                text += f"{total / self._first_total:>12.3f}"
-                text += f"{'yes' if total <= self._memory else 'no':>12}"
+                text += f"{total / first if first else math.nan:>12.3f}"
+                fits = total + measured["program"] <= self._memory
+                text += f"{'yes' if fits else 'no':>12}"
             text += f"{measured['seconds']:>12.0f}"
         flops = measured["flops"]
-        self._first_flops = self._first_flops or flops
-        return text + f"{flops / 1e12:>12.3f}{flops / self._first_flops:>12.3f}"
+        return text + f"{flops / 1e12:>12.3f}{flops / self._first['flops']:>12.3f}"

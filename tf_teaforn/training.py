@@ -531,11 +531,11 @@ class Run:
         if self.step > window.step:
             seconds = window.seconds()
             speed = (logs["tokens"] - window.tokens) / seconds
-            left = (steps - self.step) * seconds / (self.step - window.step)
-            left = datetime.timedelta(seconds=round(left))
+            seconds_left = (steps - self.step) * seconds / (self.step - window.step)
+            left = datetime.timedelta(seconds=round(seconds_left))
             shown["tokens_per_s"] = f"{speed:.0f}"
             line += f", {speed:.0f} target tokens/s, {left} left"
-            points["target_tokens_per_second"] = speed
+            points |= {"target_tokens_per_second": speed, "seconds_left": seconds_left}
         bar.set_postfix(shown)
         if bar.disable:
             _logger.info(line)

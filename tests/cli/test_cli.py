@@ -137,7 +137,8 @@ class TestTrain:
         events = EventAccumulator(str(trained.model_dir / "tensorboard"))
         events.Reload()
         tags = set(events.Tags()["tensors"])
-        assert {"loss", "loss_1", "accuracy", "learning_rate", "validation/bleu"} <= tags
+        expected = {"loss", "loss_1", "accuracy", "learning_rate", "target_tokens_per_second"}
+        assert {*expected, "seconds_left", "validation/bleu"} <= tags
 
     def test_again(self, trained, call_command, capsys, tmp_path):
         """The same command, on a finished run and on one that was stopped after step 15."""

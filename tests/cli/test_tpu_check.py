@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_wrong_numbers(call_command, capsys):
     assert capsys.readouterr().err == expected
 
 
+def test_ratios_are_to_the_first_line():
+    from tf_teaforn.tpu_check import Table
+
+    table = Table(types.SimpleNamespace(memory=16 * 2**30), ("n", "remat"))
+    sizes = {"arguments": 2**30, "temporaries": 3 * 2**30, "total": 4 * 2**30, "seconds": 1.0}
+    fits, larger = {**sizes, "program": 2**20}, {**sizes, "program": 13 * 2**30}
+    settings = {"n": 1, "remat": "none"}
+    first = table.line(settings, {**fits, "flops": 2e12}).split()
+    assert first[-5:] == ["1.000", "yes", "1", "2.000", "1.000"]
+    second = table.line(settings, {**larger, "total": 5 * 2**30, "flops": 3e12}).split()
+    assert second[-5:] == ["1.250", "no", "1", "3.000", "1.500"]
+    table = Table(types.SimpleNamespace(memory=16 * 2**30), ("n", "remat"))
+    table.line(settings, {"needs": "17.00G of 16.00G", "seconds": 1.0, "flops": 2e12})
+    assert table.line(settings, {**fits, "flops": 3e12}).split()[-5] == "nan"
+
+
 @pytest.mark.skipif(not INSTALLED, reason="libtpu is not installed")
 class TestCompiler:
     @pytest.mark.parametrize("flag", ["--topology=v9:1x1", "--topology=v5e"])
@@ -62,12 +79,9 @@ class TestCompiler:
         done = check("--n=1,2", output, backend=backend)
         assert done.returncode == 0, done.stderr
         _, head, one, two = (line.split() for line in done.stdout.splitlines())
-        assert head == ["n", "remat", "arguments", "temporaries", "program", "total", "ratio"] + [
-            "fits",
-            "seconds",
-            "TFLOP",
-            "ratio",
-        ]
+        assert " ".join(head) == (
+            "n remat arguments temporaries total program ratio fits seconds TFLOP ratio"
+        )
         assert one[:2] == ["1", "none"] and two[:2] == ["2", "none"] and one[-4] == "yes"
         assert float(one[-1]) == 1.0 and 1.1 < float(two[-1]) < 1.6
         records = [json.loads(line) for line in open(output.partition("=")[2])]
@@ -81,3 +95,23 @@ class TestCompiler:
     def test_several_chips(self):
         done = check("--topology=v5e:2x2", "--n=1", backend="jax")
         assert done.returncode == 0, done.stderr
+
+    def test_parts_are_those_of_a_device(self, tmp_path):
+        """Each of 4 devices computes 5 rows, 2 at a time: as 6 rows, the last one empty."""
+        output = tmp_path / "steps.jsonl"
+        for parts in ("--micro_batch_tokens=128",), ():
+            flags = "--n=1", "--batch_size=20", "--topology=v5e:2x2", "--nocompile"
+            done = check(*flags, *parts, f"--output={output}")
+            assert done.returncode == 0, done.stderr
+        parts, whole = (json.loads(line)["measured"]["flops"] for line in output.open())
+        assert parts / whole == pytest.approx(6 / 5, rel=0.01)
+
+    def test_the_step_is_that_of_the_settings(self, tmp_path):
+        output = tmp_path / "steps.jsonl"
+        for settings in (), ("--batching=pack", "--on_nonfinite=skip"):
+            done = check("--n=1", *settings, f"--output={output}", backend="jax")
+            assert done.returncode == 0, done.stderr
+        plain, other = (json.loads(line)["measured"] for line in output.open())
+        # Segments and positions of a batch; what is kept aside to go back to.
+        assert other["arguments"] > plain["arguments"]
+        assert other["temporaries"] > plain["temporaries"]

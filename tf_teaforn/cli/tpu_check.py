@@ -5,9 +5,9 @@
     KERAS_BACKEND=jax bin/tpu_check --task=wmt14_enfr --topology=v5e:2x2
 
 The step is the one that bin/train runs with the same flags, under TensorFlow or JAX. That of
-TensorFlow is of one device, without the exchange of gradients; batches are not packed. Ratios are
-to the first line. Where a step does not fit, the compiler has already tried to recompute what it
-could. A large step takes minutes to compile: --output keeps each line as soon as it is there.
+TensorFlow is of one device, without the exchange of gradients. Ratios are to the first line. Where
+a step does not fit, the compiler has already tried to recompute what it could. A large step takes
+minutes to compile: --output keeps each line as soon as it is there.
 """
 
 import importlib.metadata
@@ -111,6 +111,7 @@ def check(values):
             "topology": values.topology,
             "batch_size": batch_size,
             "compile": values.compile,
+            "compiler_flags": os.environ["LIBTPU_INIT_ARGS"],
             "versions": _versions(),
         }
         measured = next((record["measured"] for record in known if record["step"] == step), None)

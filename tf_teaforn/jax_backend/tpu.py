@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     Attributes:
         arguments: weights, optimizer and batch; updated in place.
         temporaries: activations, gradients and whatever else lives during the step.
-        program: the code.
+        program: the code, on the device too; its size depends on how far it is optimized.
     """
 
     arguments: int
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self):
-        return sum(self)
+        return self.arguments + self.temporaries
 
 
 class DoesNotFit(Exception):
@@ -72,12 +72,13 @@ class Topology:
         except (RuntimeError, NotImplementedError) as error:
             raise UserError(f"--topology={name}: {error}") from error
 
-    def lower(self, build_model, batch):
+    def lower(self, build_model, batch, skip_nonfinite=False):
         """The `Program` of a `TeaForN`'s `train_step`, the batch split over all devices.
 
         Args:
             build_model: returns the model, compiled in Keras' sense and its optimizer built.
             batch: anything with shapes and dtypes.
+            skip_nonfinite: as `StepRunner` takes it.
         """
         models = []
         # Shapes are enough: no weights are computed.
@@ -91,7 +92,7 @@ class Topology:
 
         state = jax.tree.map(placed(), training_variables(model))
         shardings = jax.tree.map(lambda x: x.sharding, state)
-        step = compiled_step(guarded(model.train_step, skip=False), shardings)
+        step = compiled_step(guarded(model.train_step, skip_nonfinite), shardings)
         lowered = step.lower(state, jax.tree.map(placed("batch"), batch))
         return Program(lowered.as_text("hlo"), lambda: lowered.compile().memory_analysis())
 
