@@ -1,10 +1,12 @@
 """What bin/evaluate computes and writes, with a translator of known answers."""
 
 import hashlib
+import io
 import json
 import logging
 import subprocess
 import sys
+import tarfile
 import types
 
 import pytest
@@ -177,6 +179,29 @@ def test_a_test_set_that_is_not_cached(folder, wmt14):
         r"\(Temporary failure in name resolution\). Run `sacrebleu --download wmt14 -l en-de`",
     ):
         evaluation.evaluate(folder, TASK, Request(test_set="wmt14", language_pair="en-de"))
+
+
+def test_a_log_in_page_in_place_of_a_test_set(folder, wmt14, tmp_path, monkeypatch):
+    page = b"<html>Please log in</html>"
+    monkeypatch.setattr("urllib.request.urlopen", lambda url: io.BytesIO(page))
+    request = Request(test_set="wmt14", language_pair="en-de")
+
+    def refused():
+        with pytest.raises(UserError) as error:
+            evaluation.evaluate(folder, TASK, request)
+        return str(error.value)
+
+    message = refused()
+    (archive,) = (tmp_path / "cache").rglob("*.tgz")
+    assert archive.read_bytes() == page
+    assert message == (
+        f"--test_set=wmt14: {archive} is not what sacrebleu expects, perhaps a network's log-in "
+        "page in its place. Remove that file and try again."
+    )
+    # The page stays in the cache; other releases of sacrebleu unpack it then.
+    assert refused() == message
+    monkeypatch.setattr(wmt14, "get_files", lambda pair: tarfile.open(archive))
+    assert refused() == message
 
 
 def test_a_test_set_of_sacrebleu(folder, wmt14):

@@ -1,7 +1,11 @@
 """Test sets by name, as the `sacrebleu` command knows them."""
 
+import hashlib
 import socket
+import tarfile
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from tf_teaforn.data.sources import TfdsSource
 from tf_teaforn.errors import UserError, did_you_mean
@@ -49,7 +53,13 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
         with _timeout():
             dataset.get_files(language_pair)
     # sacrebleu exits where certificates or checksums are wrong.
-    except (OSError, SystemExit) as error:
+    except (OSError, SystemExit, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        damaged = _damaged(dataset)
+        if damaged:
+            raise UserError(
+                f"--test_set={name}: {damaged} is not what sacrebleu expects, perhaps a network's "
+                "log-in page in its place. Remove that file and try again."
+            ) from error
         raise UserError(
             f"--test_set={name} is not in sacrebleu's cache and cannot be downloaded ({error}). "
             f"Run `sacrebleu --download {name} -l {language_pair}` where there is a network; the "
@@ -58,6 +68,15 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
     sources = list(dataset.source(language_pair))
     references = [row[0].rstrip() for row in _single_references(dataset, language_pair)]
     return sources, references
+
+
+def _damaged(dataset) -> str | None:
+    """A file of the cache's that has not the checksum of what should have been downloaded."""
+    for url, expected in zip(dataset.data, dataset.md5, strict=True):
+        path = Path(dataset._rawdir, dataset._get_tarball_filename(url))
+        if path.exists() and hashlib.md5(path.read_bytes()).hexdigest() != expected:
+            return str(path)
+    return None
 
 
 def _single_references(dataset, language_pair) -> Iterator[tuple[str]]:
