@@ -16,7 +16,7 @@ from tf_teaforn.experiments.report import sections, write_report
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 
 
-def run(arm, seed, scores, task="demo_ende", stands_for="wmt14_ende", role="test", **more):
+def run(arm, seed, scores, task="demo_ende", role="test", **more):
     """{name: run} of a results file; `scores` is {k: BLEU}."""
     name = f"{task}-transformer_tiny-{arm.name}-seed{seed}"
     evaluations = [
@@ -42,7 +42,6 @@ def run(arm, seed, scores, task="demo_ende", stands_for="wmt14_ende", role="test
     return {
         name: {
             "task": task,
-            "stands_for": stands_for,
             "arm": arm.name,
             "seed": seed,
             "status": more.get("status", "done"),
@@ -60,10 +59,10 @@ def run(arm, seed, scores, task="demo_ende", stands_for="wmt14_ende", role="test
     }
 
 
-def results_file(path, name, runs, beam_sizes, seeds=(1, 2)):
+def results_file(path, name, runs, beam_sizes, seeds=(1, 2), tasks=None):
     about = {
         "scale": "small",
-        "tasks": {"wmt14_ende": "demo_ende"},
+        "tasks": tasks or {"wmt14_ende": "demo_ende"},
         "model": "transformer_tiny",
         "seeds": list(seeds),
         "beam_sizes": list(beam_sizes),
@@ -128,15 +127,117 @@ def test_differences(report):
     assert by_arm["TeaFor2 (λ = .5, own decoders)", "1"][:4] == [
         *("1 and 2", "too few seeds", "too few seeds", "too few seeds"),
     ]
+    name = "demo_ende-transformer_tiny"
+    assert (
+        f"Runs: `{name}-n2-discount0.5-unshared, seeds 1`; `{name}-n2-discount0.5, seeds 1, 2`; "
+        f"compared with `{name}-n1, seeds 1, 2`. Bootstrap: `bs`.\n"
+    ) in text
+    assert "Bootstrap: <code>bs</code>." in (report[0] / "report.html").read_text()
 
 
 def test_cost(report):
-    rows = rows_of((report[0] / "report.md").read_text(), "Cost of N")
-    assert [row[1:4] for row in rows[2:]] == [
-        ["1", "6 (1.00x)", "-"],
-        ["2", "3 (0.50x)", "-"],
+    text = (report[0] / "report.md").read_text()
+    rows = rows_of(text, "Cost of N")
+    assert [row[1:5] for row in rows[2:]] == [
+        ["1", "6 (1.00x)", "-", "1 (1.00x)"],
+        ["2", "3 (0.50x)", "-", "2 (2.00x)"],
     ]
     assert rows[3][5:7] == ["1.25 (0.63x)", "8.96 (1.04x)"]
+    name = "demo_ende-transformer_tiny"
+    assert f"Runs: `{name}-n1, seeds 1, 2`; `{name}-n2-discount0.5, seeds 1, 2`.\n" in text
+
+
+def test_cost_of_its_own_experiment(tmp_path):
+    arms = get_experiment("cost").arms
+    runs = [run(arm, 1, {}, task="demo_enfr") for arm in arms]
+    path = results_file(
+        tmp_path / "results.json", "cost", runs, (), seeds=[1], tasks={"gigaword": "demo_enfr"}
+    )
+    write_report([path], str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    assert [row[1:3] + row[4:6] for row in rows_of(text, "Cost of N")[2:]] == [
+        ["1", "6 (1.00x)", "1 (1.00x)", "1.97 (1.00x)"],
+        ["2", "3 (0.50x)", "2 (2.00x)", "1.25 (0.63x)"],
+        ["3", "2 (0.33x)", "3 (3.00x)", "0.986 (0.50x)"],
+    ]
+    assert "3 of 3 runs are done" in text and "Against" not in text
+
+
+def test_cost_is_compared_with_teacher_forcing_or_nothing(tmp_path):
+    runs = [run(arm, 1, {}) for arm in get_experiment("base").arms]
+    (teacher,), *_, (teafor,) = (part.values() for part in runs)
+    del teacher["speed"]["steps_per_second"]
+    (section,) = sections([results_file(tmp_path / "results.json", "base", runs, (1, 4))])
+    assert [row[1:5] for row in section.tables[-1].rows] == [
+        ("1", "-", "-", "1 (1.00x)"),
+        ("2", "3", "-", "2 (2.00x)"),
+    ]
+    # Of training that did not end, only the memory is known.
+    del teafor["curves"], teacher["speed"]
+    (section,) = sections([results_file(tmp_path / "results.json", "base", runs, (1, 4))])
+    assert not any(table.title == "Cost of N" for table in section.tables)
+
+
+def test_equal_compute(tmp_path):
+    teacher, longer, teafor = get_experiment("equal_compute").arms
+    runs = [
+        run(teacher, 1, {1: 20.0, 4: 22.0, 8: 21.0}),
+        run(longer, 1, {1: 20.5, 4: 22.5, 8: 23.0}),
+        run(teafor, 1, {1: 21.0, 4: 23.5}),
+    ]
+    path = results_file(tmp_path / "results.json", "equal_compute", runs, range(1, 9), seeds=[1])
+    write_report([path], str(tmp_path))
+    name = "English-German (demo_ende stands for it)"
+    # Beam 4 is teacher forcing's best.
+    assert rows_of((tmp_path / "report.md").read_text(), "Equal compute")[2:] == [
+        [name, "greedy", "20.00† [1] (28.10 ± .12)", "20.50† [2] (27.97 ± .20)"]
+        + ["21.00† [3] (28.17 ± .07)"],
+        [name, "beam (best k: 4)", "22.00† [4] (29.30 ± .20)", "22.50† [5] (29.20 ± .16)"]
+        + ["23.50† [6] (29.07 ± .07)"],
+    ]
+
+
+def test_experiments_that_share_a_run_both_show_it(tmp_path):
+    """At small scale one data set stands for two of the paper's tasks."""
+    teacher, *_, shared = get_experiment("base").arms
+    runs = [run(teacher, 1, {1: 30.0}), run(shared, 1, {1: 31.0})]
+    runs += [run(get_experiment("summarization").arms[1], 1, {1: 33.0})]
+    path = results_file(tmp_path / "results.json", "base", runs, (1,), seeds=[1])
+    results = json.loads((tmp_path / "results.json").read_text())
+    results["experiments"]["summarization"] = {
+        **results["experiments"]["base"],
+        "tasks": {"cnn_dailymail": "demo_ende"},
+    }
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    for section, task, means in zip(
+        sections([path]), ("wmt14_ende", "cnn_dailymail"), ([30, 31], [30, 33]), strict=True
+    ):
+        numbers = [section.grid.number(task, arm, 1) for arm in section.grid.experiment.arms]
+        assert [number.mean for number in numbers if number] == means
+
+
+def test_all_commands_of_sweeps_are_listed(tmp_path, report):
+    assert "- Sweep: `bin/sweep --experiment=base`\n" in (report[0] / "report.md").read_text()
+    path = tmp_path / "results.json"
+    results_file(path, "base", [run(Arm(), 1, {1: 30.0})], (1,))
+    results = json.loads(path.read_text())
+    about = results["experiments"]["base"]
+    del about["command"]
+    about["commands"] = ["bin/sweep --seeds=1", "bin/sweep --seeds=2"]
+    path.write_text(json.dumps(results))
+    write_report([str(path)], str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    assert "- Sweep: `bin/sweep --seeds=1`\n- Sweep: `bin/sweep --seeds=2`\n" in text
+
+
+def test_the_command(report, call_command, capsys, tmp_path):
+    results = report[0].parent / "results.json"
+    flags = [f"--results={results}", f"--output_dir={tmp_path}/report"]
+    assert call_command("report", *flags) == 0
+    written = capsys.readouterr().out.splitlines()
+    assert f"Wrote {tmp_path}/report/report.html" in written
+    for name in ("report.md", "numbers.csv"):
+        assert (tmp_path / "report" / name).read_bytes() == (report[0] / name).read_bytes()
 
 
 def test_every_number_says_where_it_comes_from(report):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import shutil
 import time
 
@@ -15,6 +16,7 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
+from tf_teaforn.experiments.processes import CommandError
 from tf_teaforn.experiments.results import read, read_curves, thinned
 from tf_teaforn.models import catalog
 from tf_teaforn.task import get_task
@@ -58,11 +60,12 @@ class Launcher:
         self.calls = []
         self.broken = ""
 
-    def __call__(self, name, flags, log, environment):
+    def __call__(self, name, flags, log, environment, usage):
         (model_dir,) = [f for f in flags if f.startswith(("--model_dir=", "--output="))]
         self.calls.append((name, model_dir.rpartition("/")[2]))
         if self.broken and self.broken in model_dir:
-            raise sweep.CommandError(f"{name} ended with 2: no memory")
+            raise CommandError(f"{name} ended with 2: no memory")
+        usage["peak_host_bytes"] = 5e8
         assert self.call_command(name, *flags) == 0
 
 
@@ -200,14 +203,18 @@ def test_what_is_out_of_date_is_made_again(finished, options, task, tmp_path):
         for path, text in zip(paths, whole, strict=True):
             path.write_text(text)
 
-    part = dataclasses.replace(options, seeds=(1,))
+    part = dataclasses.replace(options, seeds=(1,), command=("bin/sweep", "--seeds=1"))
     assert sweep.Sweep(EXPERIMENT, folder, part, task, launch).run() == []
     ((command, flags),) = launched
     assert command == "evaluate" and {"--beam_size=1,2", "--beam_alpha=0.6"} <= {*flags}
     after = read(folder / "results.json")
     assert after["runs"] == before["runs"]
-    # Seeds that were there stay in the report.
+    # Seeds that were there stay in the report, and commands.
     assert after["experiments"]["tiny"]["seeds"] == [1, 2]
+    assert after["experiments"]["tiny"]["commands"] == [
+        "bin/sweep --experiment=tiny",
+        "bin/sweep --seeds=1",
+    ]
 
 
 @pytest.mark.parametrize("there", ["folders", "records"])
@@ -246,7 +253,7 @@ class Absent:
     def __call__(self, name, flags, *_):
         (model_dir,) = [f for f in flags if f.startswith("--model_dir=")]
         self.calls.append((name, model_dir.rpartition("/")[2]))
-        raise sweep.CommandError("no device")
+        raise CommandError("no device")
 
 
 def test_a_sweep_goes_on_from_its_results_alone(finished, options, task, tmp_path):
@@ -381,7 +388,7 @@ def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_
         if len(launched) == 1:
             raise KeyboardInterrupt
         time.sleep(1)
-        raise sweep.CommandError("interrupted")
+        raise CommandError("interrupted")
 
     grid = sweep.Sweep(EXPERIMENT, tmp_path, dataclasses.replace(options, parallel=2), task, launch)
     with pytest.raises(KeyboardInterrupt):
@@ -390,29 +397,75 @@ def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_
     assert len(launched) < 4
 
 
-def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert sweep._environment([], 0, 1) == {}
-    assert sweep._environment([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "2"
-    environments = [sweep._environment(["0", "3"], index, 2) for index in range(2)]
-    assert environments == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    assert sweep._devices() == ["1", "2"]
+def test_seconds_and_memory_are_those_of_all_launches(finished, options, task, tmp_path):
+    """Three launches, of which the first is interrupted and the second fails."""
+    shutil.copy(finished / "vocab-text.model", tmp_path)
+    name = "text-transformer_tiny-n1-seed1"
+    clock = [0.0]
+    launches = [(100, 7e8, KeyboardInterrupt), (20, 9e8, CommandError("no device")), (3, 8e8, None)]
+
+    def launch(command, flags, log, environment, usage):
+        seconds, usage["peak_host_bytes"], error = launches.pop(0)
+        clock[0] += seconds
+        if not launches:
+            shutil.rmtree(tmp_path / "runs" / name)
+            shutil.copytree(finished / "runs" / name, tmp_path / "runs" / name)
+        else:
+            (tmp_path / "runs" / name).mkdir(exist_ok=True)
+            config = finished / "runs" / name / "config.json"
+            shutil.copy(config, tmp_path / "runs" / name)
+        if error:
+            raise error
+
+    part = dataclasses.replace(options, seeds=(1,))
+    alone = dataclasses.replace(EXPERIMENT, arms=(Arm(),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep.time, "time", lambda: clock[0])
+        with pytest.raises(KeyboardInterrupt):
+            sweep.Sweep(alone, tmp_path, part, task, launch).run()
+        run = read(tmp_path / "results.json")["runs"][name]
+        assert (run["seconds"], run["speed"]) == (100, {"peak_host_bytes": 7e8})
+        assert "status" not in run
+        assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == [name]
+        assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == []
+    run = read(tmp_path / "results.json")["runs"][name]
+    assert (run["seconds"], run["speed"]["peak_host_bytes"]) == (123, 9e8)
+    assert run["status"] == "done" and run["speed"]["steps_per_second"] > 0
 
 
-def test_a_command_that_fails_leaves_its_last_line(tmp_path, monkeypatch):
-    program = tmp_path / "train"
-    program.write_text("import sys; print('one'); sys.exit(sys.argv[1] == '--bad')")
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "sweep")])
-    log = tmp_path / "log"
-    assert sweep.launch_process("train", ["--good"], log, {})["peak_host_bytes"] > 1_000_000
-    with pytest.raises(sweep.CommandError, match=r"^train ended with 1: one \(see .*log\)"):
-        sweep.launch_process("train", ["--bad"], log, {})
-    assert log.read_text().splitlines() == [
-        f"$ {program} --good",
-        "one",
-        f"$ {program} --bad",
-        "one",
+def test_averages_that_no_run_would_have_are_refused_at_once(options, task, tmp_path):
+    def refuse(match, **settings):
+        given = dataclasses.replace(options, settings=settings)
+        many = dataclasses.replace(EXPERIMENT, checkpoints=("best", "average:20"))
+        with pytest.raises(UserError, match=match):
+            sweep.Sweep(many, tmp_path, given, task)
+        return given, many
+
+    refuse(r"^--keep=10: average:20 needs --keep=20 or more\.$", keep=10, train_steps=40)
+    # Checkpoints at 2, 4, 6 to 38, and at the last step.
+    given, many = refuse(
+        r"^--train_steps=38: with a checkpoint every 2 steps, average:20 needs --train_steps=39 ",
+        train_steps=38,
+    )
+    enough = dataclasses.replace(given, settings={"train_steps": 39})
+    assert len(sweep.Sweep(many, tmp_path, enough, task).runs) == 4
+    # Validations at 3, 6, 9 save too: 2, 3, 4, 6, 8, 9 and so on, of which the 19th is 28.
+    refuse("--train_steps=29 or more", train_steps=28, eval_every=3)
+
+
+def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, caplog):
+    runs = sweep.Sweep(EXPERIMENT, tmp_path, options, task).runs
+    progress = sweep._Progress(runs, 2)
+    with caplog.at_level(logging.INFO):
+        progress.report(runs[0], "was done already", None, trained=False)
+        progress.report(runs[1], "done", 5.0, trained=False)
+        progress.report(runs[2], "done", 100.0, trained=True)
+    prefix = "text-transformer_tiny"
+    # N = 2 takes 3 / 2 of 100 s, on one of two devices.
+    assert caplog.messages == [
+        f"[1/4] {prefix}-n1-seed1 was done already",
+        f"[2/4] {prefix}-n2-discount0.5-seed1 done in 0:00:05",
+        f"[3/4] {prefix}-n1-seed2 done in 0:01:40; about 0:01:15 left",
     ]
 
 
@@ -444,14 +497,14 @@ def test_small_scale_keeps_the_shape():
     runs = sweep.plan(small, options, get_task, {"demo_ende": 1500})
     assert [run.arm for run in runs[:4]] == list(experiment.arms)
     assert len(runs) == len(sweep.plan(experiment, sweep.Options(), get_task, {}))
-    assert (runs[0].task, runs[0].stands_for) == ("demo_ende", "wmt14_ende")
+    assert runs[0].task == "demo_ende"
     assert runs[0].settings["checkpoint_every"] == 10
     # All of the vocabulary that there is.
     assert runs[3].settings["top_k"] == 1500 and runs[7].settings["top_k"] == 2000
     assert small.beam_sizes == experiment.beam_sizes and small.seeds == experiment.seeds
     files = dataclasses.replace(options, task_options={"train_files": "a"}, tasks=["wmt14_enfr"])
     run = sweep.plan(small, files, get_task, {})[0]
-    assert (run.task, run.stands_for) == ("text", "wmt14_enfr")
+    assert run.task == "text"
 
 
 def test_refusals(tmp_path):
@@ -462,6 +515,7 @@ def test_refusals(tmp_path):
     refuse("base", "--task=gigaword: .* has wmt14_ende, wmt14_enfr", tasks=["gigaword"])
     files = {"train_files": "a"}
     refuse("base", "--train_files: at --scale=paper .* data of its own", task_options=files)
+    refuse("base", "--seeds=1,2,1: write every seed once", seeds=[1, 2, 1])
     refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")
     (tmp_path / "results.json").write_text("{}")
     refuse("base", "is not a results file of bin/sweep")

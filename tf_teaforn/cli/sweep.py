@@ -8,14 +8,16 @@ The same command, given again, goes on where it stopped. A setting given here (-
 --batch_tokens, ...) holds for every run of the grid.
 """
 
+import contextlib
 import functools
+import signal
 import sys
 
 from absl import flags
 
 from tf_teaforn.cli import app
 from tf_teaforn.cli.evaluate import whole_numbers
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments.catalog import experiment_names, get_experiment
 
 # What the grid itself varies, and what would end its runs at different steps.
@@ -94,13 +96,34 @@ def sweep(values):
     if values.dry_run:
         print("\n".join(grid.commands()))
         return
-    failed = grid.run()
+    with _terminable():
+        failed = grid.run()
     print(f"Wrote {grid.results_path}. Next: bin/report --results={grid.results_path}")
     if failed:
         raise UserError(
             f"{len(failed)} of {len(grid.runs)} runs failed: {', '.join(failed)}. The reasons are "
             f"in {grid.results_path}; the same command tries them again."
         )
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends what Ctrl-C ends."""
+
+
+@contextlib.contextmanager
+def _terminable():
+    def end(number, frame):
+        raise _Terminated
+
+    earlier = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except _Terminated:
+        raise StoppedError(
+            "Stopped by SIGTERM. The same command goes on from there.", 128 + signal.SIGTERM
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _given(values, names):

@@ -149,7 +149,7 @@ def _facts(section: Section) -> list[str]:
         f"are done; seeds {', '.join(map(str, about['seeds']))} of {grid.planned}; scale: "
         f"{about['scale']}; model {about['model']}; "
         f"steps {', '.join(map(str, sorted({run['train_steps'] for run in runs})))}.",
-        f"Sweep: `{about['command']}`",
+        *(f"Sweep: `{command}`" for command in about["commands"]),
     ]
     facts += [
         f"{name} failed: {run['error']}" for name, run in grid.runs.items() if run.get("error")
@@ -225,6 +225,8 @@ def _html(found, drawn, sources):
             parts.append(f"<h3>{html.escape(table.title)}</h3>{_html_table(table.header, cells)}")
             if table.note:
                 parts.append(f"<p class='note'>{html.escape(table.note)}</p>")
+            if table.sources:
+                parts.append(f"<p class='note'>{_code(table.sources)}</p>")
         header, rows = _run_rows(section)
         commands = [[*map(html.escape, row[:-1]), _code(f"`{row[-1]}`")] for row in rows]
         parts.append(f"<details><summary>Runs</summary>{_html_table(header, commands)}</details>")
@@ -288,8 +290,7 @@ def _markdown(found, drawn, sources):
         for table in section.tables:
             cells = [[_markdown_cell(c, sources, index) for c in row] for row in table.rows]
             parts += ["", f"### {table.title}", "", *_markdown_table(table.header, cells)]
-            if table.note:
-                parts += ["", table.note]
+            parts += [line for text in (table.note, table.sources) if text for line in ("", text)]
         header, rows = _run_rows(section)
         rows = [[*row[:-1], f"`{row[-1]}`"] for row in rows]
         parts += ["", "### Runs", "", *_markdown_table(header, rows)]

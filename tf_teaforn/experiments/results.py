@@ -3,8 +3,8 @@
 {"format_version": 1,
  "experiments": {name: {"scale", "tasks": {the paper's: ours}, "files": {flag: file names}, "model",
                         "vocabulary_sha256": {ours: of its file}, "seeds", "beam_sizes",
-                        "checkpoints", "command"}},
- "runs": {name: {"task", "stands_for", "arm", "seed", "status": "done" or "failed", "error",
+                        "checkpoints", "commands": [of bin/sweep]}},
+ "runs": {name: {"task", "arm", "seed", "status": "done" or "failed", "error",
                  "command", "version", "settings", "train_steps", "seconds",
                  "speed": {"steps_per_second", "target_tokens_per_second",
                            "peak_device_bytes", "peak_host_bytes"},
@@ -25,7 +25,7 @@ from tf_teaforn.paths import write_whole
 
 FORMAT_VERSION = 1
 # What there is of each experiment.
-_ABOUT = {"scale", "tasks", "model", "seeds", "beam_sizes", "checkpoints", "command"}
+_ABOUT = {"scale", "tasks", "model", "seeds", "beam_sizes", "checkpoints", "commands"}
 # A curve is thinned to about so many points.
 _POINTS = 200
 
@@ -43,6 +43,10 @@ def read(path: epath.PathLike) -> dict[str, Any]:
         results = json.loads(path.read_bytes())
         version = results["format_version"]
         found = results["experiments"], results["runs"]
+        for entry in results["experiments"].values():
+            # A file may have one alone.
+            if "command" in entry:
+                entry.setdefault("commands", [entry.pop("command")])
         if not all(_ABOUT <= entry.keys() for entry in results["experiments"].values()):
             raise ValueError("an experiment is not whole")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -26,7 +26,6 @@ import queue
 import re
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import results as results_file
 from tf_teaforn.experiments.catalog import SMALL_TASKS, SMALL_TEXT, Arm, Experiment
+from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.metrics import compare
 from tf_teaforn.task import Task
@@ -93,21 +93,15 @@ class Run:
     Attributes:
         name: of its model directory.
         task: what it trains on.
-        stands_for: the paper's task.
         arm, seed: its place in the grid.
         settings: by flag.
     """
 
     name: str
     task: str
-    stands_for: str
     arm: Arm
     seed: int
     settings: Mapping[str, Any]
-
-
-class CommandError(Exception):
-    """A command failed; the message is the last line that it printed."""
 
 
 class OtherRunError(UserError):
@@ -171,7 +165,7 @@ def plan(
             for arm in experiment.arms:
                 settings = {**common, **arm.settings(steps, size), "seed": seed}
                 name = f"{task}-{common['model']}-{arm.name}-seed{seed}"
-                runs.append(Run(name, task, stands_for, arm, seed, settings))
+                runs.append(Run(name, task, arm, seed, settings))
     return runs
 
 
@@ -188,7 +182,7 @@ class Sweep:
         output_dir: folder for everything.
         options: `Options`.
         get_task: task's name -> `Task`, on the user's files where it is "text".
-        launch: runs a command: (name, flags, log file, environment) -> None.
+        launch: runs a command as `Processes.run` does; None: that.
 
     Raises:
         UserError: an impossible combination of options.
@@ -199,7 +193,8 @@ class Sweep:
         self.output_dir = Path(output_dir)
         self.options = options
         self.get_task = get_task
-        self.launch = launch or launch_process
+        self._processes = Processes()
+        self.launch = launch or self._processes.run
         self.tasks = chosen_tasks(self.experiment, options)
         self.imported = "init_from" in options.settings
         if self.experiment.pretrained and not self.imported:
@@ -207,7 +202,11 @@ class Sweep:
                 f"--init_from is missing: the experiment {experiment.name} starts from a "
                 f"pretrained {experiment.model}. Name its folder, or add --scale=small."
             )
+        if len({*options.seeds}) < len(options.seeds):
+            listed = ",".join(map(str, options.seeds))
+            raise UserError(f"--seeds={listed}: write every seed once.")
         self.runs = self.plan()
+        self._check_averages()
         self.results_path = self.output_dir / "results.json"
         self.results = results_file.read(self.results_path)
         self._lock = threading.Lock()
@@ -217,6 +216,24 @@ class Sweep:
         found = {task: self._vocabulary(task) for task in self.tasks.values()}
         sizes = {task: _vocabulary_size(path) for task, path in found.items() if path.exists()}
         return plan(self.experiment, self.options, self.get_task, sizes)
+
+    def _check_averages(self):
+        """Raises `UserError` where a run would have too few checkpoints for an average."""
+        for run in self.runs:
+            training = self._settled(run).training
+            for spec in self.experiment.checkpoints:
+                count = int(spec.partition("average:")[2] or 1)
+                if training.keep < count:
+                    raise UserError(f"--keep={training.keep}: {spec} needs --keep={count} or more.")
+                # Validations save one too, and so does the last step.
+                every = {training.checkpoint_every, training.eval_every}
+                saved = sorted({step * i for step in every for i in range(1, count)})
+                least = saved[count - 2] + 1 if count > 1 else 1
+                if training.train_steps < least:
+                    raise UserError(
+                        f"--train_steps={training.train_steps}: with a checkpoint every "
+                        f"{min(every)} steps, {spec} needs --train_steps={least} or more."
+                    )
 
     def commands(self) -> list[str]:
         """The command lines of the whole grid."""
@@ -255,21 +272,22 @@ class Sweep:
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
             "checkpoints": list(self.experiment.checkpoints),
-            "command": portable(shlex.join(self.options.command)),
+            "commands": [portable(shlex.join(self.options.command))],
         }
         known = self.results["experiments"].get(self.experiment.name, {})
         if all(known.get(name) == entry[name] for name in ("scale", "files", "model")):
             # A part of the grid, after another.
             entry["seeds"] = sorted({*known["seeds"], *entry["seeds"]})
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
+            entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
         self.results["experiments"][self.experiment.name] = entry
         self._write()
-        devices = _devices()
-        count = self.options.parallel or max(1, len(devices))
+        gpus = visible_gpus()
+        count = self.options.parallel or max(1, len(gpus))
         free: queue.SimpleQueue = queue.SimpleQueue()
         for index in range(count):
-            free.put(_environment(devices, index, count))
+            free.put(share(gpus, index, count))
         progress = _Progress(self.runs, count)
         failed = []
 
@@ -277,8 +295,8 @@ class Sweep:
             environment = free.get()
             start = time.time()
             try:
-                worked = self._do(run, environment)
-                outcome = "done" if worked else "was done already"
+                done = self._do(run, environment)
+                outcome = "done" if done else "was done already"
             except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
                 # What is refused stays done, for whoever gives its settings again.
@@ -286,48 +304,45 @@ class Sweep:
                 status = {} if refused else {"status": "failed"}
                 self._record(run, error=message, **status)
                 failed.append(run.name)
-                worked, outcome = True, f"failed: {error}"
+                done, outcome = {"failed"}, f"failed: {error}"
             finally:
                 free.put(environment)
+            seconds = time.time() - start if done else None
             with self._lock:
-                progress.report(run, outcome, time.time() - start if worked else None)
+                progress.report(run, outcome, seconds, trained="trained" in done)
 
         if count == 1:
             for run in self.runs:
                 do(run)
         else:
-            with concurrent.futures.ThreadPoolExecutor(count) as pool:
-                futures = [pool.submit(do, run) for run in self.runs]
-                try:
-                    for future in futures:
-                        future.result()
-                except BaseException:
-                    # Ctrl-C ends the running commands; no others shall begin.
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            self._do_side_by_side(do, count)
         return failed
 
+    def _do_side_by_side(self, do, count):
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(do, run) for run in self.runs]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                # No others shall begin, and those that run be over before the pool waits for them.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._processes.terminate()
+                raise
+
     def _do(self, run, environment):
-        """Trains and scores what is missing; returns whether anything was."""
+        """Trains and scores what is missing; returns what it did: "trained", "scored"."""
         if self._is_recorded(run):
             if self._of(run).get("error"):
                 self._record(run, error=None)
-            return False
+            return set()
         log = self.output_dir / "logs" / f"{run.name}.log"
         model_dir = self._model_dir(run)
-        worked = False
+        done = set()
         if not self._is_trained(run):
-            start = time.time()
-            usage = self.launch("train", self._train_flags(run), log, environment)
-            seconds, worked = time.time() - start, True
-            if not self._is_trained(run):
-                raise CommandError(f"{model_dir} is not at its last step after training")
-            # They are another model's.
-            self._forget(run, "evaluations", "comparisons")
-            speed = {**read_speed(model_dir / "tensorboard"), **(usage or {})}
-            origin = {"command": self._command(run), "version": _version()}
-            self._record(run, seconds=seconds, speed=speed, **origin)
-        elif "speed" not in self.results["runs"].get(run.name, {}):
+            self._train(run, log, environment)
+            done.add("trained")
+        elif "curves" not in self.results["runs"].get(run.name, {}):
             speed = read_speed(model_dir / "tensorboard")
             origin = {"version": "trained elsewhere"}
             if (model_dir / "command.txt").exists():
@@ -343,13 +358,33 @@ class Sweep:
             missing = [k for k, result in found.items() if result is None]
             if missing:
                 flags = self._evaluate_flags(run, role, spec, missing)
-                self.launch("evaluate", flags, log, environment)
-                worked = True
+                self.launch("evaluate", flags, log, environment, {})
+                done.add("scored")
                 found |= {k: self._read_evaluation(run, role, spec, k) for k in missing}
             self._record_evaluations(run, role, spec, found)
         self._record(run, status="done", error=None)
         self._compare(run)
-        return worked
+        return done
+
+    def _train(self, run, log, environment):
+        model_dir = self._model_dir(run)
+        begun = (model_dir / "config.json").exists()
+        record = self.results["runs"].get(run.name, {}) if begun else {}
+        start, usage = time.time(), {}
+        try:
+            self.launch("train", self._train_flags(run), log, environment, usage)
+        finally:
+            # A run takes what all its launches take.
+            seconds = (record.get("seconds") or 0) + time.time() - start
+            peaks = [found.get("peak_host_bytes", 0) for found in (record.get("speed", {}), usage)]
+            memory = {"peak_host_bytes": max(peaks)} if any(peaks) else {}
+            self._record(run, seconds=seconds, speed=memory)
+        if not self._is_trained(run):
+            raise CommandError(f"{model_dir} is not at its last step after training")
+        # They are another model's.
+        self._forget(run, "evaluations", "comparisons")
+        speed = {**read_speed(model_dir / "tensorboard"), **memory}
+        self._record(run, speed=speed, command=self._command(run), version=_version())
 
     # Vocabularies
 
@@ -376,7 +411,7 @@ class Sweep:
                 return
         log = self.output_dir / "logs" / f"vocab-{task}.log"
         try:
-            self.launch("build_vocab", self._vocabulary_flags(task), log, _environment([], 0, 1))
+            self.launch("build_vocab", self._vocabulary_flags(task), log, {}, {})
         except CommandError as error:
             raise UserError(f"The vocabulary of {task} cannot be built: {error}") from error
 
@@ -509,8 +544,12 @@ class Sweep:
         ]
 
     def _alpha(self, run):
+        return self._settled(run).decoding.beam_alpha
+
+    def _settled(self, run):
+        """`RunConfig` of all but vocabulary and files."""
         settings = {**self.get_task(run.task).defaults, **run.settings}
-        return RunConfig(task=run.task).replace(settings).decoding.beam_alpha
+        return RunConfig(task=run.task).replace(settings)
 
     def _set_name(self, role):
         return self.experiment.sets[role].partition("=")[2].replace("/", "_")
@@ -629,7 +668,6 @@ class Sweep:
             record = self._of(run)
             about = {
                 "task": run.task,
-                "stands_for": run.stands_for,
                 "arm": run.arm.name,
                 "seed": run.seed,
                 "settings": dict(run.settings),
@@ -690,71 +728,9 @@ def portable(command: str) -> str:
     return shlex.join(parts)
 
 
-def launch_process(name, flags, log, environment):
-    """Runs a command in a process of its own; its output goes to the end of `log`.
-
-    Returns:
-        {"peak_host_bytes": memory of the process}.
-
-    Raises:
-        CommandError: it failed.
-    """
-    # bin/sweep's neighbour, or teaforn-sweep's.
-    sweep = Path(sys.argv[0])
-    program = sweep.with_name(sweep.name.replace("sweep", name))
-    start = log.stat().st_size if log.exists() else 0
-    with log.open("ab") as output:
-        output.write(f"$ {shlex.join([str(program), *flags])}\n".encode())
-        output.flush()
-        process = subprocess.Popen(
-            [sys.executable, str(program), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-        )
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        text = log.read_bytes()[start:].decode(errors="replace")
-        lines = [line for line in text.splitlines()[1:] if line.strip()]
-        last = lines[-1] if lines else "no output"
-        raise CommandError(f"{name} ended with {process.returncode}: {last} (see {log})")
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"peak_host_bytes": usage.ru_maxrss * unit}
-
-
 @functools.lru_cache
 def _vocabulary_size(path):
     return sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size()
-
-
-def _devices():
-    """Identifiers of the GPUs that may be used."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name not in ("", "-1")]
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    except OSError:
-        return []
-    return [str(i) for i, _ in enumerate(done.stdout.splitlines())] if not done.returncode else []
-
-
-def _environment(devices, index, count):
-    """What keeps parallel runs out of each other's way: a GPU each, or a share of the cores."""
-    if devices:
-        return {"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]}
-    if count == 1:
-        return {}
-    threads = str(max(1, (os.cpu_count() or 1) // count))
-    return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
 
 
 @functools.cache
@@ -774,7 +750,7 @@ def _version():
 
 
 class _Progress:
-    """A line a run, with an estimate of the time left from the runs that took any."""
+    """A line a run, with an estimate of the time left from the runs that were trained."""
 
     def __init__(self, runs, parallel):
         self.left = {run.name: self._weight(run) for run in runs}
@@ -787,11 +763,12 @@ class _Progress:
         # An encoder and N decoders.
         return run.settings["train_steps"] * (1 + run.arm.n)
 
-    def report(self, run, outcome, seconds):
+    def report(self, run, outcome, seconds, trained):
         weight = self.left.pop(run.name)
         took = ""
-        if seconds is not None:
+        if trained:
             self.seconds, self.weight = self.seconds + seconds, self.weight + weight
+        if seconds is not None:
             took = f" in {datetime.timedelta(seconds=round(seconds))}"
         left = ""
         if self.left and self.weight:

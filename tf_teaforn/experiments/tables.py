@@ -58,9 +58,8 @@ class Number:
 
     @property
     def names(self) -> str:
-        """Of its runs, in short: "demo_enfr-transformer_tiny-n1, seeds 1, 2"."""
-        seeds = [re.search(r"-seed(\d+)$", name)[1] for name in self.runs]
-        return f"{self.runs[0].rpartition('-seed')[0]}, seeds {', '.join(seeds)}"
+        """Of its runs, in short."""
+        return _in_short(self.runs)
 
     @property
     def mark(self) -> str:
@@ -70,12 +69,25 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of texts and `Number`s under a header."""
+    """Rows of texts and `Number`s under a header.
+
+    Attributes:
+        title, header, rows: what is shown.
+        note: how to read it.
+        sources: where what is no `Number` comes from, with `...` around names.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
+    sources: str = ""
+
+
+def _in_short(names: Sequence[str]) -> str:
+    """Runs of one arm: "demo_enfr-transformer_tiny-n1, seeds 1, 2"."""
+    seeds = [re.search(r"-seed(\d+)$", name)[1] for name in names]
+    return f"{names[0].rpartition('-seed')[0]}, seeds {', '.join(seeds)}"
 
 
 class Grid:
@@ -95,7 +107,7 @@ class Grid:
             name: run
             for name, run in results["runs"].items()
             if run["seed"] in seeds
-            and tasks.get(run["stands_for"]) == run["task"]
+            and run["task"] in tasks.values()
             and run["settings"]["model"] == self.about["model"]
             and run["arm"] in {arm.name for arm in experiment.arms}
         }
@@ -107,7 +119,7 @@ class Grid:
         return {
             name: run
             for name, run in sorted(self.runs.items(), key=lambda item: item[1]["seed"])
-            if run["stands_for"] == task and run["arm"] == arm.name
+            if run["task"] == self.about["tasks"][task] and run["arm"] == arm.name
         }
 
     def number(self, task, arm, k, metric=None, role="test", spec=None) -> Number | None:
@@ -313,7 +325,7 @@ def _differences(grid: Grid) -> list[Table]:
     baseline, *others = grid.experiment.arms
     found = []
     for task in grid.tasks:
-        rows = []
+        rows, against, compared, signatures = [], {}, {}, {}
         metric = _compared(grid, task)
         for arm in others:
             for k in grid.experiment.beam_sizes:
@@ -329,8 +341,12 @@ def _differences(grid: Grid) -> list[Table]:
                         f"{change.detectable:.2f}",
                     ]
                 seeds = " and ".join(str(len(number.values)) for number in pair[::-1])
-                tests = "; ".join(_p_values(grid, task, arm, k)) or "-"
-                rows.append((arm.label, str(k), seeds, *cells, tests))
+                tests = list(_tests(grid, task, arm, k))
+                rows.append(
+                    (arm.label, str(k), seeds, *cells, "; ".join(map(_p_value, tests)) or "-")
+                )
+                against[pair[0].names] = compared[pair[1].names] = None
+                signatures |= {found["signature"]: None for _, found in tests}
         found.append(
             Table(
                 f"Against {baseline.label.lower()}: {METRIC_NAMES.get(metric, metric)}, "
@@ -350,6 +366,8 @@ def _differences(grid: Grid) -> list[Table]:
                 "four times in five. p: paired bootstrap over sentences (1,000 resamples) "
                 "between the runs of each seed; it knows nothing of other seeds. Seeds: of the "
                 "row, and of what it is compared with.",
+                f"Runs: {_code(compared)}; compared with {_code(against)}."
+                + (f" Bootstrap: {_code(signatures)}." if signatures else ""),
             )
         )
     return found
@@ -357,38 +375,56 @@ def _differences(grid: Grid) -> list[Table]:
 
 def _compared(grid, task):
     """The metric of the comparisons of a task, or else the one that tables show."""
-    runs = [run for run in grid.runs.values() if run["stands_for"] == task]
+    runs = [run for run in grid.runs.values() if run["task"] == grid.about["tasks"][task]]
     compared = [found["metric"] for run in runs for found in run.get("comparisons", [])]
     return next(iter(compared), grid.headline(e for r in runs for e in r.get("evaluations", [])))
 
 
-def _p_values(grid, task, arm, k):
+def _tests(grid, task, arm, k):
+    """[(seed, comparison)] on the test set."""
     for run in grid.of(task, arm).values():
         for found in run.get("comparisons", []):
             if (found["role"], found["beam_size"]) == ("test", k):
-                change = found["system"] - found["baseline"]
-                p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< .001"
-                yield f"seed {run['seed']}: {p} ({change:+.2f})"
+                yield run["seed"], found
+
+
+def _p_value(test):
+    seed, found = test
+    change = found["system"] - found["baseline"]
+    p = f"{found['p_value']:.3f}" if found["p_value"] >= 0.001 else "< .001"
+    return f"seed {seed}: {p} ({change:+.2f})"
+
+
+def _code(texts):
+    return "; ".join(f"`{text}`" for text in texts)
 
 
 def cost(grid: Grid) -> list[Table]:
     """Table 6: steps a second and memory by N, of shared decoders that read hidden states."""
     rows: list[tuple] = []
+    measured_runs = []
     for task in grid.tasks:
-        first: dict[str, float] = {}
+        teacher: dict[str, float] = {}
         for arm in grid.experiment.arms:
             plain = arm.shared and not arm.top_k and not arm.word_drop and arm.steps == 1
-            runs = [run for run in grid.of(task, arm).values() if run.get("speed")]
+            # Curves come with the end of training.
+            runs = {
+                name: run
+                for name, run in grid.of(task, arm).items()
+                if run.get("speed") and "curves" in run
+            }
             if not (plain and runs) or any(row[:2] == (task, str(arm.n)) for row in rows):
                 continue
             values = {}
             for name in ("steps_per_second", "peak_device_bytes", "peak_host_bytes"):
-                measured = [run["speed"][name] for run in runs if name in run["speed"]]
+                measured = [run["speed"][name] for run in runs.values() if name in run["speed"]]
                 if measured:
                     values[name] = mean_and_error(measured)[0]
-                    first.setdefault(name, values[name])
+            if arm.n == 1:
+                teacher = values
+            measured_runs.append(_in_short(tuple(runs)))
             steps, memory = paper.COST.get(arm.n, (None, None))
-            cells = [_ratio(values, first, name, scale) for name, scale in _COST]
+            cells = [_ratio(values, teacher, name, scale) for name, scale in _COST]
             reported = (
                 f"{steps:g} ({steps / paper.COST[1][0]:.2f}x)" if steps else "-",
                 f"{memory:g} ({memory / paper.COST[1][1]:.2f}x)" if memory else "-",
@@ -409,16 +445,17 @@ def cost(grid: Grid) -> list[Table]:
         "Median over log windows, mean over runs; validation and checkpoints not counted. The "
         "paper's are PEGASUS large on TPUs. Runs that shared a machine slow each other down."
     )
-    return [Table("Cost of N", header, tuple(rows), note)]
+    return [Table("Cost of N", header, tuple(rows), note, f"Runs: {_code(measured_runs)}.")]
 
 
 _COST = (("steps_per_second", 1.0), ("peak_device_bytes", 1e-9), ("peak_host_bytes", 1e-9))
 
 
-def _ratio(values, first, name, scale):
+def _ratio(values, teacher, name, scale):
     if name not in values:
         return "-"
-    return f"{values[name] * scale:.3g} ({values[name] / first[name]:.2f}x)"
+    ratio = f" ({values[name] / teacher[name]:.2f}x)" if name in teacher else ""
+    return f"{values[name] * scale:.3g}{ratio}"
 
 
 _LAYOUTS = {"shared": _shared, "beams": _beams, "chosen": _chosen, "compute": _compute}
