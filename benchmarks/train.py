@@ -59,12 +59,14 @@ def ours(n):
     import tensorflow as tf
 
     from tf_teaforn import TeaForN, build_model
+    from tf_teaforn.config import TrainingConfig
+    from tf_teaforn.optimizers import build_optimizer
     from tf_teaforn.tf_backend.step_runner import StepRunner
     from tf_teaforn.tf_backend.strategy import make_strategy
 
     keras.utils.set_random_seed(0)
     model = TeaForN(build_model("transformer_base", VOCABULARY, dropout=0.1), n=n)
-    model.compile(optimizer=keras.optimizers.Adam(1e-4))
+    model.compile(optimizer=build_optimizer(TrainingConfig(optimizer="adam", learning_rate=1e-4)))
     targets = token_ids(1)
     inputs = {
         "encoder_token_ids": token_ids(0),

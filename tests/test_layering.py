@@ -94,7 +94,7 @@ LAYERS = {
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
     _ACCUMULATION: ["tf_teaforn/objective.py"],
     "tf_teaforn/objective.py": [_ERRORS],
-    "tf_teaforn/optimizers.py": [_ERRORS],
+    "tf_teaforn/optimizers.py": ["tf_teaforn/tf_backend", _ERRORS],
     "tf_teaforn/out_of_memory.py": ["tf_teaforn/config.py"],
     "tf_teaforn/testing.py": _MODEL,
     "tf_teaforn/task.py": ["tf_teaforn/data", _ERRORS],

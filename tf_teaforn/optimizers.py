@@ -3,6 +3,11 @@
 import keras
 from keras import ops
 
+if keras.backend.backend() == "tensorflow":
+    from tf_teaforn.tf_backend.adam import Adam
+else:
+    from keras.optimizers import Adam
+
 
 @keras.saving.register_keras_serializable("tf_teaforn")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -95,7 +100,7 @@ def build_optimizer(training):
     # process.
     name = training.optimizer
     if name == "adam":
-        return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9, name=name)
+        return Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9, name=name)
     if name == "adafactor":
         return Adafactor(
             schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False, name=name
