@@ -8,8 +8,8 @@ import tensorflow as tf
 class Adam(keras.optimizers.Adam):
     """`keras.optimizers.Adam` by the same formula, with every number read and written once.
 
-    Keras composes the update of a dozen operations, which take a tenth of a training step where the
-    vocabulary is large. Gradients of single rows are left to Keras.
+    Keras composes the update of a dozen operations, a tenth of the time of a step of a small model
+    on a CPU. Gradients of single rows are left to Keras.
     """
 
     def update_step(self, gradient, variable, learning_rate):
