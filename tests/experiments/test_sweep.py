@@ -4,7 +4,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import shutil
+import signal
+import threading
 import time
 
 import pytest
@@ -12,8 +15,9 @@ import sacrebleu
 
 from tasks.text import text_task
 from tf_teaforn import metrics
+from tf_teaforn.cli.sweep import _terminable
 from tf_teaforn.config import RunConfig
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
 from tf_teaforn.experiments.processes import CommandError
@@ -395,6 +399,36 @@ def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_
         grid.run()
     # The interrupted one's thread may have begun another before.
     assert len(launched) < 4
+
+
+def test_sigterm_ends_all_that_runs(finished, options, task, tmp_path, monkeypatch):
+    shutil.copy(finished / "vocab-text.model", tmp_path)
+    endless = (
+        "import os, pathlib, time; pathlib.Path(f'{os.getpid()}.pid').touch(); time.sleep(600)"
+    )
+    (tmp_path / "train").write_text(endless)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "sweep")])
+    monkeypatch.chdir(tmp_path)
+
+    def end():
+        limit = time.time() + 30
+        while len(list(tmp_path.glob("*.pid"))) < 2:
+            assert time.time() < limit
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end).start()
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, dataclasses.replace(options, parallel=2), task)
+    with pytest.raises(StoppedError) as error, _terminable():
+        grid.run()
+    assert error.value.exit_code == 143
+    started = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(started) == 2
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    runs = read(tmp_path / "results.json")["runs"].values()
+    assert {run["error"].split(":")[0] for run in runs} == {"train ended with -15"}
 
 
 def test_seconds_and_memory_are_those_of_all_launches(finished, options, task, tmp_path):
