@@ -23,19 +23,31 @@ CASES = {
 STEPS, ROWS, LENGTH = 5, 8, 6
 # Half a batch at a time.
 PARTS = {"micro_batch_tokens": ROWS * LENGTH // 2}
-# (case, name) -> number of replicas, what calls the step, settings.
+# (case, name) -> number of replicas, what calls the step, settings. Most are eager: to trace a step
+# of several replicas takes longer than a few steps do.
 RUNS = {
+    (case, f"{replicas}{name}"): (replicas, "eager", settings)
+    for case in CASES
+    for replicas in (2, 4)
+    for name, settings in {"": {}, "-parts": PARTS}.items()
+} | {
+    ("1", "1-xla"): (1, "xla", {}),
     ("1", "2"): (2, "runner", {}),
-    ("2-shared", "2-fit"): (2, "fit", {}),
-    ("2-shared", "4-parts"): (4, "runner", PARTS),
+    ("2-shared", "2"): (2, "fit", {}),
     ("2-unshared", "1-xla"): (1, "xla", {}),
     ("2-unshared", "2"): (2, "runner", {"remat": "layer"}),
     ("3-shared", "1-xla-parts"): (1, "xla", {**PARTS, "remat": "stage"}),
     ("3-shared", "4-parts"): (4, "runner", PARTS),
-    ("3-unshared", "2-parts"): (2, "runner", {**PARTS, "remat": "stage"}),
-    ("3-unshared", "4"): (4, "runner", {}),
+    ("3-unshared", "2-parts"): (2, "eager", {**PARTS, "remat": "stage"}),
 }
-ADAM = ("1", "2")
+ADAM = {
+    ("1", "2"): (2, "eager", {}),
+    ("1", "4"): (4, "eager", PARTS),
+    ("2-shared", "2"): (2, "eager", PARTS),
+    ("2-shared", "4"): (4, "eager", {}),
+    ("3-shared", "2"): (2, "eager", {}),
+    ("3-shared", "4"): (4, "eager", PARTS),
+}
 
 
 def data():
@@ -79,6 +91,17 @@ def replica_masks(strategy):
     masks = [strategy.experimental_local_results(strategy.run(step)) for _ in range(2)]
     states = strategy.experimental_local_results(model.layers[0].seed_generator.state.value)
     return np.array(masks), np.array([state.numpy() for state in states])
+
+
+def on_its_rows(step, rows):
+    """`step` on the rows of a batch that are the replica's."""
+    import tensorflow as tf
+
+    def run(batch):
+        first = int(tf.distribute.get_replica_context().replica_id_in_sync_group) * rows
+        return step(tf.nest.map_structure(lambda x: x[first : first + rows], batch))
+
+    return run
 
 
 def train_all(output, most_replicas):
@@ -137,18 +160,20 @@ def train_all(output, most_replicas):
                 assert runner.guard.read() == (STEPS, None, what)
                 assert model.optimizer.iterations.numpy() == STEPS
             logs = runner.read_logs()
-            if way == "2":
+            if (case, way) == ("1", "2"):
                 logs.update({f"test_{k}": value for k, value in runner.test(dataset).items()})
         else:
-            model.optimizer.build(model.trainable_variables)
             step = model.train_step
             if caller == "xla":
                 step = tf.function(step, jit_compile=True)
+            with strategy.scope():
+                model.optimizer.build(model.trainable_variables)
             for batch in dataset:
-                logs = step(batch)
-            if caller == "eager":
-                model.reset_metrics()
+                strategy.run(on_its_rows(step, ROWS // replicas), args=(batch,))
+            logs = {metric.name: metric.result() for metric in model.metrics}
+            if way == "eager":
                 logs = {name: float(value) for name, value in logs.items()}
+                model.reset_metrics()
                 for batch in dataset:
                     tested = model.test_step(batch)
                 logs.update({f"test_{name}": float(value) for name, value in tested.items()})
@@ -163,9 +188,9 @@ def train_all(output, most_replicas):
     runs = {(case, "eager"): (sgd, 1, "eager", {}) for case in CASES}
     runs |= {key: (sgd, *settings) for key, settings in RUNS.items()}
     runs["1", "2-skip"] = sgd, 2, "runner", {}
-    case, way = ADAM
-    runs[case, "adam-eager"] = keras.optimizers.Adam, 1, "eager", {}
-    runs[case, f"adam-{way}"] = keras.optimizers.Adam, *RUNS[ADAM]
+    for (case, way), settings in ADAM.items():
+        runs[case, "adam-eager"] = keras.optimizers.Adam, 1, "eager", {}
+        runs[case, f"adam-{way}"] = keras.optimizers.Adam, *settings
     for key, settings in runs.items():
         if settings[1] == most_replicas or settings[1] == 1 and most_replicas == 2:
             run(*key, *settings)
@@ -198,6 +223,11 @@ def test_the_parts_of_a_batch_are_uneven():
     assert np.all(tokens[:, 0] >= 2 * tokens[:, 1]) and tokens[-1, 1] == 0
 
 
+def test_every_case_runs_on_every_number_of_replicas_whole_and_in_parts():
+    found = [(case, run[0], "micro_batch_tokens" in run[2]) for (case, _), run in RUNS.items()]
+    assert {(c, r, p) for c in CASES for r in (2, 4) for p in (False, True)} <= set(found)
+
+
 def assert_same_logs(logs, expected):
     assert logs.keys() <= expected.keys() and "loss" in logs
     assert logs["tokens"] == data()[2].sum()
@@ -215,9 +245,9 @@ def test_every_way_is_the_eager_one(results, case, way):
     assert_same_logs(logs, expected_logs)
 
 
-def test_losses_with_adam(results):
+@pytest.mark.parametrize(("case", "way"), ADAM, ids=str)
+def test_losses_with_adam(results, case, way):
     """Its weights differ: it turns rounding noise on gradients of zero into steps."""
-    case, way = ADAM
     assert_same_logs(read(results, case, f"adam-{way}")[1], read(results, case, "adam-eager")[1])
 
 
