@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import train_steps
 from tf_teaforn import TeaForN, testing
 
 pytestmark = pytest.mark.skipif(
@@ -33,19 +34,39 @@ CASES = {
     "2-top_5": {"n": 2, "top_k": 5, **TOP_K},
     "2-top_v": {"n": 2, "top_k": testing.TINY_VOCABULARY_SIZE, **TOP_K},
 }
-TRAINED = ("3-unshared",)
 PACKED = ("3-shared",)
+# Computed again in the backward pass under JAX alone, on packed batches.
+REMATS = [
+    ("3-shared", "stage"),
+    ("3-unshared", "layer"),
+    ("2-top_5", "stage"),
+    ("1", "layer"),
+]
+TRAINED = ("3-unshared",)
+# Under JAX alone: two rows of a batch of four at a time, and three, which leaves a part unfilled.
+PARTS = {
+    "2": {"micro_batch_tokens": 10},
+    "3": {"micro_batch_tokens": 15, "remat": "stage"},
+}
 # Gradients and activations of N = 2, batch 64, S = T = 20.
 TEMPORARY_BYTES = 3.16e6
 
 
-def teaforn(case, seed=0):
-    return testing.randomize(TeaForN(testing.tiny_model(), discount=0.7, **CASES[case]), seed)
+def teaforn(case, seed=0, **settings):
+    settings = {**CASES[case], **settings}
+    return testing.randomize(TeaForN(testing.tiny_model(), discount=0.7, **settings), seed)
 
 
-def batch_of(case):
+def with_weights(model, folder, case):
+    with np.load(f"{folder}/{case}-start.npz") as start:
+        for weight in model.weights:
+            weight.assign(start[weight.path])
+    return model
+
+
+def batch_of(case, packed=False):
     pairs = testing.random_pairs(8, 4, 5)
-    if case in PACKED:
+    if packed or case in PACKED:
         return testing.packed_batch([pairs[:3], pairs[3:4], pairs[4:]])
     return testing.padded_batch(pairs)
 
@@ -79,17 +100,54 @@ def run(folder, read_weights):
     for case in CASES:
         model = teaforn(case, seed=1 if read_weights else 0)
         if read_weights:
-            with np.load(f"{folder}/{case}-start.npz") as start:
-                for weight in model.weights:
-                    weight.assign(start[weight.path])
+            with_weights(model, folder, case)
         else:
             np.savez(f"{folder}/{case}-start.npz", **weights_of(model))
         losses, gradients = loss_and_gradients(model, *batch_of(case))
         np.savez(f"{folder}/{case}-{backend}.npz", losses=losses, **gradients)
+        if not read_weights and case in dict(REMATS):
+            losses, gradients = loss_and_gradients(model, *batch_of(case, packed=True))
+            np.savez(f"{folder}/{case}-{backend}-packed.npz", losses=losses, **gradients)
         if case in TRAINED:
-            logs = train(model, keras.optimizers.SGD(0.3, momentum=0.5), epochs=2)
-            np.savez(f"{folder}/{case}-{backend}-trained.npz", **weights_of(model))
-            Path(f"{folder}/{case}-{backend}.json").write_text(json.dumps(logs))
+            train_and_write(model, f"{folder}/{case}-{backend}")
+
+
+def train_and_write(model, name):
+    import keras
+
+    logs = train(model, keras.optimizers.SGD(0.3, momentum=0.5), epochs=2)
+    np.savez(f"{name}-trained.npz", **weights_of(model))
+    Path(f"{name}.json").write_text(json.dumps(logs))
+
+
+def run_in_parts(folder):
+    """Losses and gradients computed again, training in parts of a batch, products of a step."""
+    from tests.gradients import loss_and_gradients
+
+    for case, remat in REMATS:
+        model = with_weights(teaforn(case, seed=1, remat=remat), folder, case)
+        losses, gradients = loss_and_gradients(model, *batch_of(case, packed=True))
+        np.savez(f"{folder}/{case}-jax-{remat}.npz", losses=losses, **gradients)
+    for case in TRAINED:
+        for name, settings in PARTS.items():
+            model = with_weights(teaforn(case, seed=1, **settings), folder, case)
+            train_and_write(model, f"{folder}/{case}-jax-parts-{name}")
+    flops = {name: train_step_flops(**each) for name, each in train_steps.SETTINGS.items()}
+    flops |= {remat: train_step_flops(n=3, remat=remat) for remat in ("stage", "layer")}
+    Path(f"{folder}/flops.json").write_text(json.dumps(flops))
+
+
+def train_step_flops(**settings):
+    import jax
+
+    from tf_teaforn.hlo import matmul_flops
+    from tf_teaforn.jax_backend.strategy import training_variables
+
+    model, batch = train_steps.model_and_batch(**settings)
+    state = jax.tree.map(lambda variable: variable.value, training_variables(model))
+    with train_steps.loss_in_turns():
+        lowered = jax.jit(model.train_step).lower(state, batch)
+    return matmul_flops(lowered.as_text("hlo"))
 
 
 def run_on_jax(folder):
@@ -100,6 +158,7 @@ def run_on_jax(folder):
 
     assert keras.backend.backend() == "jax"
     run(folder, read_weights=True)
+    run_in_parts(folder)
 
     keras.utils.set_random_seed(0)
     # A model with all that draws random numbers learns, and is saved and loaded.
@@ -223,30 +282,50 @@ def read(results, name):
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients(results, case):
-    expected, actual = read(results, f"{case}-tensorflow"), read(results, f"{case}-jax")
+    assert_same(read(results, f"{case}-jax"), read(results, f"{case}-tensorflow"))
+
+
+@pytest.mark.parametrize(("case", "remat"), REMATS)
+def test_losses_and_gradients_computed_again(results, case, remat):
+    expected = read(results, f"{case}-tensorflow-packed")
+    assert_same(read(results, f"{case}-jax-{remat}"), expected)
+
+
+def assert_same(actual, expected):
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         scale = max(float(np.max(np.abs(value))), 1.0)
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
+@pytest.mark.parametrize("way", ["jax", *(f"jax-parts-{name}" for name in PARTS)])
 @pytest.mark.parametrize("case", TRAINED)
-def test_training(results, case):
+def test_training(results, case, way):
     expected = read(results, f"{case}-tensorflow-trained")
-    actual = read(results, f"{case}-jax-trained")
+    actual = read(results, f"{case}-{way}-trained")
     start = read(results, f"{case}-start")
     for path, value in expected.items():
         np.testing.assert_allclose(actual[path], value, rtol=0, atol=1e-5, err_msg=path)
         assert np.max(np.abs(value - start[path])) > 1e-4
     logs, expected_logs = (
-        json.loads((results / f"{case}-{backend}.json").read_text())
-        for backend in ("jax", "tensorflow")
+        json.loads((results / f"{case}-{each}.json").read_text()) for each in (way, "tensorflow")
     )
     assert logs.keys() == expected_logs.keys()
     for name, values in expected_logs.pop("evaluated").items():
         assert logs["evaluated"][name] == pytest.approx(values, rel=1e-5), name
     for name, values in expected_logs.items():
         np.testing.assert_allclose(logs[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_products_of_a_train_step(results):
+    flops = json.loads((results / "flops.json").read_text())
+    for name in train_steps.SETTINGS:
+        assert flops[name] == pytest.approx(train_steps.flops(name), rel=0.02), name
+    total, others = train_steps.flops("3"), train_steps.flops("3", vocabulary_size=0)
+    # All but the loss forwards once more, less what the backward pass does not look at.
+    most = total + others / 3
+    for remat in ("stage", "layer"):
+        assert 0.9 * most < flops[remat] < 1.02 * most, remat
 
 
 def test_a_saved_model_changes_backends(results):
