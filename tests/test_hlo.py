@@ -2,13 +2,11 @@
 
 import re
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_teaforn import TeaForN, build_model
-from tf_teaforn.flops import training_flops
+from tests import train_steps
 from tf_teaforn.hlo import matmul_flops, seeds
 from tf_teaforn.tf_backend.hlo import train_step_hlo
 
@@ -65,20 +63,15 @@ def test_a_loop_without_end_is_no_number():
         matmul_flops(jax_text(function, np.ones((2, 2))))
 
 
-@pytest.mark.parametrize("settings", [{"n": 3}, {"n": 2, "shared": False}])
-def test_a_train_step_takes_what_the_formula_says(settings):
-    sizes = {"num_layers": 1, "hidden_dim": 16, "intermediate_dim": 32}
-    shape = {"batch_size": 4, "source_length": 12, "target_length": 8, "vocabulary_size": 400}
-    seq2seq = build_model("transformer_tiny", 400, num_heads=2, **sizes)
-    model = TeaForN(seq2seq, **settings)
-    model.compile(optimizer=keras.optimizers.SGD())
-    source, target = (tf.zeros([4, length], tf.int32) for length in (12, 8))
-    batch = {"encoder_token_ids": source, "decoder_token_ids": target}, target, tf.ones([4, 8])
-    module = train_step_hlo(model, batch)
+@pytest.mark.parametrize("name", train_steps.SETTINGS)
+def test_a_train_step_takes_what_the_formula_says(name):
+    model, batch = train_steps.model_and_batch(**train_steps.SETTINGS[name])
+    with train_steps.loss_in_turns():
+        module = train_step_hlo(model, batch)
     from jaxlib import _hlo
 
     counted = matmul_flops(_hlo.XlaComputation(module).as_hlo_text())
-    assert counted == pytest.approx(training_flops(**sizes, **shape, **settings), rel=0.02)
+    assert counted == pytest.approx(train_steps.flops(name), rel=0.02)
 
 
 def test_seeds_of_random_bits():
