@@ -235,7 +235,10 @@ def test_directory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"a\tb\n", gzip.compress(b"a\tb\n" * 100)[:-9], gzip.compress(b"a\tb\n")[:12]]
+    "content",
+    [b"a\tb\n", gzip.compress(b"a\tb\n" * 100)[:-9], gzip.compress(b"a\tb\n")[:12]],
+    # The bytes hold the time.
+    ids=["plain", "no_end", "no_middle"],
 )
 def test_broken_gzip(tmp_path, content):
     path = tmp_path / "x.tsv.gz"
