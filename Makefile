@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(RUN) examples/ask.py $(DEMO_DIR)/export "Today is Sunday, April 19, 1992."
 
 test: lint
-	$(RUN) -m pytest -q --numprocesses=auto --dist=loadfile
+	$(RUN) -m pytest -q --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

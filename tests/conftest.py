@@ -19,6 +19,21 @@ ROOT = Path(__file__).resolve().parent.parent
 # JAX would look for a TPU, because libtpu is installed, and report at length that there is none.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# Of minutes each: begun last, one would keep a worker busy while the others have nothing to do.
+_LONG_FILES = {
+    "test_jax.py",
+    "test_jax_training.py",
+    "test_replicas.py",
+    "test_resume.py",
+    "test_tpu_check.py",
+    "test_workers.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+
+
 _NOUNS = {
     "cat": "chat",
     "dog": "chien",
