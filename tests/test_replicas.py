@@ -23,8 +23,8 @@ CASES = {
 STEPS, ROWS, LENGTH = 5, 8, 6
 # Half a batch at a time.
 PARTS = {"micro_batch_tokens": ROWS * LENGTH // 2}
-# (case, name) -> number of replicas, what calls the step, settings. Most are eager: to trace a step
-# of several replicas takes longer than a few steps do.
+# (case, name) -> number of replicas, what calls the step, settings. What is not named is eager: to
+# trace a step of several replicas takes longer than a few steps do.
 RUNS = {
     (case, f"{replicas}{name}"): (replicas, "eager", settings)
     for case in CASES
@@ -34,14 +34,16 @@ RUNS = {
     ("1", "1-xla"): (1, "xla", {}),
     ("1", "2"): (2, "runner", {}),
     ("2-shared", "2"): (2, "fit", {}),
+    ("2-shared", "4-parts"): (4, "runner", PARTS),
     ("2-unshared", "1-xla"): (1, "xla", {}),
     ("2-unshared", "2"): (2, "runner", {"remat": "layer"}),
     ("3-shared", "1-xla-parts"): (1, "xla", {**PARTS, "remat": "stage"}),
     ("3-shared", "4-parts"): (4, "runner", PARTS),
-    ("3-unshared", "2-parts"): (2, "eager", {**PARTS, "remat": "stage"}),
+    ("3-unshared", "2-parts"): (2, "runner", {**PARTS, "remat": "stage"}),
+    ("3-unshared", "4"): (4, "runner", {}),
 }
 ADAM = {
-    ("1", "2"): (2, "eager", {}),
+    ("1", "2"): (2, "runner", {}),
     ("1", "4"): (4, "eager", PARTS),
     ("2-shared", "2"): (2, "eager", PARTS),
     ("2-shared", "4"): (4, "eager", {}),
