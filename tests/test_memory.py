@@ -1,6 +1,8 @@
 """Memory of a step: estimates against what the process takes; what to lower when it is short."""
 
 import ctypes
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,12 @@ def measured(function, *arguments):
     return resident("VmHWM") - before
 
 
+def in_a_new_process(function):
+    """What `function` returns there: TensorFlow keeps the memory that earlier tests took."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function).result()
+
+
 def wide(x):
     """Sum of a gradient whose backward pass needs `x` and five arrays as large."""
     with tf.GradientTape() as tape:
@@ -43,12 +51,16 @@ def wide(x):
     return tf.reduce_sum(tape.gradient(total, x))
 
 
-def test_the_peak_of_a_graph_is_what_it_takes():
+def wide_gradient():
     x = tf.zeros([SIZE])
     step = tf.function(wide).get_concrete_function(x)
-    estimate = peak_bytes(step.graph) / MB
+    return peak_bytes(step.graph) / MB, measured(step, x)
+
+
+def test_the_peak_of_a_graph_is_what_it_takes():
+    estimate, taken = in_a_new_process(wide_gradient)
     assert 6 * 48 <= estimate <= 9 * 48
-    assert measured(step, x) == pytest.approx(estimate, rel=0.3)
+    assert taken == pytest.approx(estimate, rel=0.3)
 
 
 def test_views_and_what_is_not_needed_any_more_take_nothing():
@@ -74,8 +86,7 @@ def test_functions_inside_count_once():
     assert inner <= outer <= inner + 4100
 
 
-def test_parts_of_a_batch_take_the_memory_of_one_part():
-    """TensorFlow would otherwise begin several parts at once."""
+def step_in_parts():
     # From 64 KiB on malloc gives memory back to the system at once (M_MMAP_THRESHOLD).
     ctypes.CDLL(None).mallopt(-3, 1 << 16)
     seq2seq = build_model("transformer_tiny", 500, num_layers=1)
@@ -88,7 +99,13 @@ def test_parts_of_a_batch_take_the_memory_of_one_part():
     step(inputs, ids, tf.ones([128, 32]))
     # 16 parts.
     needed = runner.temporary_bytes(128, 32, 32) / MB
-    assert measured(step, inputs, ids, tf.ones([128, 32])) < 2 * needed
+    return needed, measured(step, inputs, ids, tf.ones([128, 32]))
+
+
+def test_parts_of_a_batch_take_the_memory_of_one_part():
+    """TensorFlow would otherwise begin several parts at once."""
+    needed, taken = in_a_new_process(step_in_parts)
+    assert 0.2 * needed < taken < 2 * needed
 
 
 MEMORY = StepMemory(600 * MB, 1200 * MB, 600 * MB, 8000 * MB, 6400 * MB)
