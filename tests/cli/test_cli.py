@@ -823,6 +823,9 @@ class TestStandardError:
         "W0000 00:00:1750.1 12 computation_placer.cc:177] computation placer already registered.",
         "W0000 00:00:1750.1 12 cpu_allocator_impl.cc:82] Allocation of 8 exceeds 10% of free "
         "system memory.",
+        "2026-11-28 20:48:08.694956: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
+        "2026-11-28 20:48:08.694956: E external/local_xla/cuda_platform.cc:51] failed call to "
+        "cuInit: INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)",
         "normalizer.cc(51) LOG(INFO) precompiled_charsmap is empty. use identity normalization.",
     )
     NEWS = (
@@ -831,6 +834,8 @@ class TestStandardError:
         "W0000 00:00:1795832401.392543   12813 gpu_device.cc:2342] Cannot dlopen some libraries",
         "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
         "error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "2026-11-28 20:48:08.694956: E tensorflow/core/a.cc:1] Not enough I/O b.cc:2] threads",
+        "2026-11-28 20:48:08.694956: I am a line of text",
         "I am a line of text",
         "train: --task is missing.",
     )

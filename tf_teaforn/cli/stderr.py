@@ -10,11 +10,12 @@ import sys
 # kernels, large tensors, and that there is no GPU.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
-    rb"|I\d{4} \d\d:\d\d:|To enable the following instructions: "
-    rb"|E\d{4} .*failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)"
-    rb"|E\d{4} .*(oneDNN supports DT_INT64 only|Unable to register cu\w+ factory)"
-    rb"|W\d{4} .*(computation placer already registered|exceeds 10% of free system memory)"
-    rb"|\w+\.cc\(\d+\) LOG\(INFO\)"
+    rb"|To enable the following instructions: |\w+\.cc\(\d+\) LOG\(INFO\)"
+    # E1128 20:48:08.694956 12 file.cc:1], or in TensorFlow 2.20 2026-11-28 20:48:08.694956: E file
+    rb"|(?:\d{4}-\d\d-\d\d [\d:.]+: (?=[IWE] )|(?=[IWE]\d{4} ))(?:I.*\.cc:\d+\]"
+    rb"|E.*failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)"
+    rb"|E.*(oneDNN supports DT_INT64 only|Unable to register cu\w+ factory)"
+    rb"|W.*(computation placer already registered|exceeds 10% of free system memory))"
 )
 
 
