@@ -67,7 +67,7 @@ setup(
         "beam": ["apache-beam>=2.70,<3"],
         "jax": ["jax>=0.10,<0.12"],
         # tensorflow-text asks for the distribution `tensorflow`, whose files those of
-        # `tensorflow-tpu` must then replace: CONTRIBUTING.md has the second command.
+        # `tensorflow-tpu` must then replace: docs/distributed.md has the second command.
         "tpu": [
             "tensorflow==2.20.*",
             "tensorflow-text==2.20.*",
