@@ -74,12 +74,12 @@ setup(
             "tensorflow-tpu==2.20.*",
         ],
         # The TPU's compiler, for bin/tpu_check; it needs no TPU.
-        "tpu_check": ["jax>=0.10,<0.12", "libtpu==0.0.52"],
+        "tpu_check": ["jax>=0.10,<0.12", "libtpu==0.0.52; sys_platform == 'linux'"],
         "test": [
             "apache-beam==2.77.0",
             "hypothesis>=6.100",
             "jax==0.10.2",
-            "libtpu==0.0.52",
+            "libtpu==0.0.52; sys_platform == 'linux'",
             "packaging>=24",
             "pytest>=8",
             "pytest-xdist>=3.6",

@@ -44,8 +44,18 @@ HEADS = 16
 TOY_SHAPE = {"batch_size": 4, "source_length": 16, "target_length": 8, "vocabulary_size": 100}
 TOY_SIZES = {"hidden_dim": 32, "intermediate_dim": 64}
 _DROPOUT = {"attention_dropout": 0.1, "activation_dropout": 0.1}
-# Dense bfloat16 operations a second (NVIDIA's data sheets), by a part of the device's name.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
+# Dense bfloat16 operations a second (NVIDIA's data sheets), by the first part of the device's name
+# that fits.
+PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+}
 
 
 def sizes(model, toy):

@@ -13,6 +13,8 @@ import pytest
 
 from tests import train_steps
 from tf_teaforn import TeaForN, testing
+from tf_teaforn.config import TrainingConfig
+from tf_teaforn.optimizers import build_optimizer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jax") is None, reason="JAX is not installed"
@@ -171,12 +173,20 @@ def run_on_jax(folder):
     inputs, _, _ = batch_of("1")
     for a, b in zip(loaded(inputs), model(inputs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    logits = keras.saving.load_model(f"{folder}/other.keras")(inputs)
-    np.savez(f"{folder}/other-on-jax.npz", *map(np.asarray, logits))
+    other = keras.saving.load_model(f"{folder}/other.keras")
+    np.savez(f"{folder}/other-on-jax.npz", *map(np.asarray, other(inputs)))
+    assert other.optimizer.get_config()["beta_2"] == 0.998 and other.optimizer.iterations == 2
+    Path(f"{folder}/other-jax.json").write_text(json.dumps(loss_after_a_step(other)))
     assert compilations(steps=3) == [True, False, False]
     check_scores(loaded.seq2seq)
     check_split(Strategy(1, 2))
     assert sys.modules["tensorflow"] is None
+
+
+def loss_after_a_step(model):
+    batch = batch_of("1")
+    model.train_on_batch(*batch)
+    return float(model.test_on_batch(*batch, return_dict=True)["loss"])
 
 
 def check_scores(seq2seq):
@@ -261,7 +271,13 @@ def test_memory_of_a_step():
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jax")
     run(folder, read_weights=False)
-    teaforn("3-unshared").save(folder / "other.keras")
+    other = teaforn("3-unshared")
+    other.compile(optimizer=build_optimizer(TrainingConfig(learning_rate=0.01, warmup_steps=0)))
+    for _ in range(2):
+        loss_after_a_step(other)
+    other.save(folder / "other.keras")
+    np.savez(folder / "other.npz", *map(np.asarray, other(batch_of("1")[0])))
+    (folder / "other-tensorflow.json").write_text(json.dumps(loss_after_a_step(other)))
     subprocess.run(
         [sys.executable, "-c", _WITHOUT_TENSORFLOW, folder],
         cwd=ROOT,
@@ -328,8 +344,10 @@ def test_products_of_a_train_step(results):
         assert 0.9 * most < flops[remat] < 1.02 * most, remat
 
 
-def test_a_saved_model_changes_backends(results):
-    inputs, _, _ = batch_of("1")
-    expected = teaforn("3-unshared")(inputs)
-    for actual, logits in zip(read(results, "other-on-jax").values(), expected, strict=True):
-        np.testing.assert_allclose(actual, logits, rtol=1e-4, atol=1e-5)
+def test_a_saved_model_changes_backends_and_trains_on(results):
+    expected = read(results, "other")
+    assert read(results, "other-on-jax").keys() == expected.keys()
+    for name, logits in read(results, "other-on-jax").items():
+        np.testing.assert_allclose(logits, expected[name], rtol=1e-4, atol=1e-5)
+    losses = [json.loads((results / f"other-{b}.json").read_text()) for b in ("jax", "tensorflow")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -31,6 +31,7 @@ RUNS = {
     for replicas in (2, 4)
     for name, settings in {"": {}, "-parts": PARTS}.items()
 } | {
+    **{(case, "1-parts"): (1, "eager", PARTS) for case in CASES},
     ("1", "1-xla"): (1, "xla", {}),
     ("1", "2"): (2, "runner", {}),
     ("2-shared", "2"): (2, "fit", {}),
@@ -47,8 +48,12 @@ ADAM = {
     ("1", "4"): (4, "eager", PARTS),
     ("2-shared", "2"): (2, "eager", PARTS),
     ("2-shared", "4"): (4, "eager", {}),
+    ("2-unshared", "2"): (2, "eager", {}),
+    ("2-unshared", "4"): (4, "eager", PARTS),
     ("3-shared", "2"): (2, "eager", {}),
     ("3-shared", "4"): (4, "eager", PARTS),
+    ("3-unshared", "2"): (2, "eager", PARTS),
+    ("3-unshared", "4"): (4, "eager", {}),
 }
 
 
@@ -115,6 +120,7 @@ def train_all(output, most_replicas):
     import tensorflow as tf
 
     from tf_teaforn import TeaForN, testing
+    from tf_teaforn.optimizers import Adam
     from tf_teaforn.tf_backend.step_runner import StepRunner
 
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -191,8 +197,9 @@ def train_all(output, most_replicas):
     runs |= {key: (sgd, *settings) for key, settings in RUNS.items()}
     runs["1", "2-skip"] = sgd, 2, "runner", {}
     for (case, way), settings in ADAM.items():
+        # By Keras' own operations.
         runs[case, "adam-eager"] = keras.optimizers.Adam, 1, "eager", {}
-        runs[case, f"adam-{way}"] = keras.optimizers.Adam, *settings
+        runs[case, f"adam-{way}"] = Adam, *settings
     for key, settings in runs.items():
         if settings[1] == most_replicas or settings[1] == 1 and most_replicas == 2:
             run(*key, *settings)
@@ -226,8 +233,9 @@ def test_the_parts_of_a_batch_are_uneven():
 
 
 def test_every_case_runs_on_every_number_of_replicas_whole_and_in_parts():
-    found = [(case, run[0], "micro_batch_tokens" in run[2]) for (case, _), run in RUNS.items()]
-    assert {(c, r, p) for c in CASES for r in (2, 4) for p in (False, True)} <= set(found)
+    found = [(case, 1, False) for case in CASES]
+    found += [(case, run[0], "micro_batch_tokens" in run[2]) for (case, _), run in RUNS.items()]
+    assert {(c, r, p) for c in CASES for r in (1, 2, 4) for p in (False, True)} <= set(found)
 
 
 def assert_same_logs(logs, expected):

@@ -6,7 +6,10 @@ from keras import ops
 if keras.backend.backend() == "tensorflow":
     from tf_teaforn.tf_backend.adam import Adam
 else:
-    from keras.optimizers import Adam
+
+    @keras.saving.register_keras_serializable("tf_teaforn")
+    class Adam(keras.optimizers.Adam):
+        """Keras', by the name that it has in a model saved under TensorFlow."""
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")

@@ -96,13 +96,11 @@ class Table:
     """Lines of text about what `measure` returned; ratios are to the first, if it fits.
 
     Args:
-        topology: `Topology`.
         names: of the settings that change from line to line.
         compiled: as `measure` takes it.
     """
 
-    def __init__(self, topology, names, compiled=True):
-        self._memory = topology.memory
+    def __init__(self, names, compiled=True):
         columns = (*_SIZES, "ratio", "fits", "seconds") if compiled else ()
         self.head = "".join(
             [f"{name:>7}" for name in names]
@@ -117,13 +115,13 @@ class Table:
         self._first = self._first or measured
         if self._compiled:
             if "needs" in measured:
-                text += f"{'needs ' + measured['needs']:>72}"
+                text += f"{'no, needs ' + measured['needs']:>72}"
             else:
                 total, first = measured["total"], self._first.get("total")
                 text += "".join(f"{f'{measured[name] / 2**30:.3f} GiB':>12}" for name in _SIZES)
                 text += f"{total / first if first else math.nan:>12.3f}"
-                fits = total + measured["program"] <= self._memory
-                text += f"{'yes' if fits else 'no':>12}"
+                # The compiler refuses what does not.
+                text += f"{'yes':>12}"
             text += f"{measured['seconds']:>12.0f}"
         flops = measured["flops"]
         return text + f"{flops / 1e12:>12.3f}{flops / self._first['flops']:>12.3f}"

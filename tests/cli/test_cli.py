@@ -21,6 +21,7 @@ import safetensors.numpy
 import tensorflow as tf
 from absl import flags
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tqdm import tqdm
 
 import tf_teaforn
 from tf_teaforn import checkpoint
@@ -29,6 +30,7 @@ from tf_teaforn.config import RunConfig, settings
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.model_dir import read_config
+from tf_teaforn.optimizers import WarmupSchedule
 from tf_teaforn.task import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,12 +138,29 @@ class TestTrain:
             assert record["loss"] == pytest.approx(record["loss_0"] + 0.5 * record["loss_1"])
         events = EventAccumulator(str(trained.model_dir / "tensorboard"))
         events.Reload()
-        tags = set(events.Tags()["tensors"])
-        expected = {"loss", "loss_1", "accuracy", "learning_rate", "target_tokens_per_second"}
-        assert {*expected, "seconds_left", "validation/bleu"} <= tags
+        shown = {
+            tag: {e.step: float(tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)}
+            for tag in events.Tags()["tensors"]
+        }
+        for record in records:
+            prefix = "validation/" if record["kind"] == "validation" else ""
+            for name in record.keys() - {"kind", "step"}:
+                found = shown[prefix + name][record["step"]]
+                assert found == pytest.approx(record[name], rel=1e-6), name
+        training = read_config(trained.model_dir).training
+        rate = WarmupSchedule(
+            training.schedule, training.learning_rate, training.warmup_steps, training.train_steps
+        )
+        for step in range(5, 50, 5):
+            assert shown["learning_rate"][step] == pytest.approx(float(rate(step)), rel=1e-5)
+            assert shown["target_tokens_per_second"][step] > 0
+        left = shown["seconds_left"]
+        assert left[5] > left[40] > 0 and left[45] == 0
 
-    def test_again(self, trained, call_command, capsys, tmp_path):
+    def test_again(self, trained, call_command, capsys, tmp_path, monkeypatch):
         """The same command, on a finished run and on one that was stopped after step 15."""
+        bar = []
+        monkeypatch.setattr(tqdm, "set_postfix", lambda self, values: bar.append(values))
         model_dir = tmp_path / "model"
         shutil.copytree(trained.model_dir, model_dir)
         assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
@@ -160,6 +179,14 @@ class TestTrain:
                 assert (model_dir / file).read_bytes() == (trained.model_dir / file).read_bytes()
         for file in ("best/model.safetensors", "metrics.jsonl", "config.json"):
             assert (model_dir / file).read_bytes() == (trained.model_dir / file).read_bytes()
+        # What the bar showed after steps 20 to 45.
+        lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+        logs = [line for line in lines if line["kind"] == "train" and line["step"] > 15]
+        assert len(bar) == len(logs) == 6
+        for shown, log in zip(bar, logs, strict=True):
+            assert shown["loss"] == f"{log['loss']:.3f}"
+            assert shown["stages"] == f"{log['loss_0']:.3f}/{log['loss_1']:.3f}"
+            assert float(shown["lr"]) > 0 and float(shown["tokens_per_s"]) > 0
 
     def test_other_settings_are_refused(self, trained, refused, tmp_path):
         line = refused(

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tf_teaforn.errors import UserError
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jax") is None, reason="JAX is not installed"
 )
@@ -105,5 +107,36 @@ def test_checkpoints_are_the_same(runs, name):
 
 def test_a_run_changes_back(runs, flags, call_command):
     more = (*flags, "--train_steps=7")
-    assert call_command("train", *more, f"--model_dir={runs / 'mesh'}") == 0
-    assert records(runs / "mesh")[-1]["step"] == 7
+    for name in ("mesh", "tensorflow"):
+        assert call_command("train", *more, f"--model_dir={runs / name}") == 0
+    actual, expected = (
+        [r for r in records(runs / name) if r.pop("step") == 7] for name in ("mesh", "tensorflow")
+    )
+    assert [r.pop("kind") for r in actual] == [r.pop("kind") for r in expected]
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--mesh=batch:2,model:2",), "--mesh=batch:2,model:2 is for 4 devices; there are 1."),
+        (("--mesh=data:4",), "--mesh=data:4: write axis:parts with the axes batch and model, .*"),
+        (("--mesh=batch:0",), "--mesh=batch:0: write axis:parts .*"),
+        (("--mesh=batch:1", "--strategy=one"), ".* leave out --strategy=one."),
+        (("--strategy=multi_worker",), "--strategy=multi_worker: under JAX write one of auto, .*"),
+        (("--strategy=tpu",), "--strategy=tpu: JAX found no TPU. .*"),
+    ],
+)
+def test_strategies_that_cannot_be(flags, message):
+    from tf_teaforn.jax_backend.strategy import make_strategy
+
+    settings = dict(flag.removeprefix("--").split("=") for flag in flags)
+    with pytest.raises(UserError, match=f"^{message}$"):
+        make_strategy(settings.get("strategy", "auto"), settings.get("mesh"))
+
+
+def test_a_mesh_is_told_to_jax_alone(flags, call_command, capsys, tmp_path):
+    flags = (*flags, "--train_steps=1", "--mesh=batch:2", f"--model_dir={tmp_path / 'model'}")
+    assert call_command("train", *flags) == 2
+    assert capsys.readouterr().err.startswith("train: --mesh")

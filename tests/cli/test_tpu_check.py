@@ -2,13 +2,17 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
+
+from tf_teaforn import TeaForN, build_model
+from tf_teaforn.flops import training_flops
+from tf_teaforn.optimizers import Adafactor
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -20,7 +24,25 @@ SMALL = (
     "--batch_size=4",
     "--optimizer=adafactor",
 )
+SHAPE = {
+    "batch_size": 4,
+    "source_length": 16,
+    "target_length": 8,
+    "vocabulary_size": 500,
+    "num_layers": 2,
+    "hidden_dim": 128,
+    "intermediate_dim": 512,
+}
 INSTALLED = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+
+
+def state_bytes():
+    """Of weights and optimizer; arrays on a TPU are padded to multiples of some sizes."""
+    model = TeaForN(build_model("transformer_tiny", 500), n=1)
+    optimizer = Adafactor()
+    optimizer.build(model.trainable_variables)
+    variables = [*model.weights, *optimizer.variables]
+    return sum(4 * math.prod(variable.shape) for variable in variables)
 
 
 def check(*flags, backend="tensorflow"):
@@ -48,16 +70,17 @@ def test_wrong_numbers(call_command, capsys):
 def test_ratios_are_to_the_first_line():
     from tf_teaforn.tpu_check import Table
 
-    table = Table(types.SimpleNamespace(memory=16 * 2**30), ("n", "remat"))
-    sizes = {"arguments": 2**30, "temporaries": 3 * 2**30, "total": 4 * 2**30, "seconds": 1.0}
-    fits, larger = {**sizes, "program": 2**20}, {**sizes, "program": 13 * 2**30}
+    table = Table(("n", "remat"))
+    sizes = {"arguments": 2**30, "temporaries": 3 * 2**30, "total": 4 * 2**30, "program": 2**20}
+    fits = {**sizes, "seconds": 1.0}
     settings = {"n": 1, "remat": "none"}
     first = table.line(settings, {**fits, "flops": 2e12}).split()
     assert first[-5:] == ["1.000", "yes", "1", "2.000", "1.000"]
-    second = table.line(settings, {**larger, "total": 5 * 2**30, "flops": 3e12}).split()
-    assert second[-5:] == ["1.250", "no", "1", "3.000", "1.500"]
-    table = Table(types.SimpleNamespace(memory=16 * 2**30), ("n", "remat"))
-    table.line(settings, {"needs": "17.00G of 16.00G", "seconds": 1.0, "flops": 2e12})
+    second = table.line(settings, {**fits, "total": 5 * 2**30, "flops": 3e12}).split()
+    assert second[-5:] == ["1.250", "yes", "1", "3.000", "1.500"]
+    table = Table(("n", "remat"))
+    line = table.line(settings, {"needs": "17.00G of 16.00G", "seconds": 1.0, "flops": 2e12})
+    assert " no, needs 17.00G of 16.00G " in line
     assert table.line(settings, {**fits, "flops": 3e12}).split()[-5] == "nan"
 
 
@@ -86,15 +109,24 @@ class TestCompiler:
         assert float(one[-1]) == 1.0 and 1.1 < float(two[-1]) < 1.6
         records = [json.loads(line) for line in open(output.partition("=")[2])]
         assert [record["step"]["settings"]["n"] for record in records] == [1, 2]
+        for n, record in enumerate(records, 1):
+            measured = record["measured"]
+            assert measured["flops"] == pytest.approx(training_flops(**SHAPE, n=n), rel=0.02)
+            assert measured["arguments"] == pytest.approx(state_bytes(), rel=0.1)
         # Taken from the file: a compilation would not take exactly as long again.
         records[0]["measured"]["seconds"] = 12345
         (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
         again = check("--n=1,2", output, backend=backend).stdout.splitlines()
         assert again[2].split()[-3] == "12345" and again[3].split() == two
 
-    def test_several_chips(self):
-        done = check("--topology=v5e:2x2", "--n=1", backend="jax")
+    def test_several_chips(self, tmp_path):
+        output = tmp_path / "steps.jsonl"
+        done = check("--topology=v5e:2x2", "--n=1", f"--output={output}", backend="jax")
         assert done.returncode == 0, done.stderr
+        (measured,) = (json.loads(line)["measured"] for line in output.open())
+        # Of all four together; each holds the whole model.
+        assert measured["flops"] == pytest.approx(training_flops(**SHAPE), rel=0.02)
+        assert measured["arguments"] == pytest.approx(state_bytes(), rel=0.1)
 
     def test_parts_are_those_of_a_device(self, tmp_path):
         """Each of 4 devices computes 5 rows, 2 at a time: as 6 rows, the last one empty."""

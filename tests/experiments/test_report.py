@@ -67,7 +67,7 @@ def results_file(path, name, runs, beam_sizes, seeds=(1, 2), tasks=None):
         "seeds": list(seeds),
         "beam_sizes": list(beam_sizes),
         "checkpoints": ["average:5"],
-        "command": "bin/sweep --experiment=base",
+        "commands": ["bin/sweep --experiment=base"],
     }
     joined = {key: value for part in runs for key, value in part.items()}
     content = {"format_version": 1, "experiments": {name: about}, "runs": joined}
@@ -222,7 +222,6 @@ def test_all_commands_of_sweeps_are_listed(tmp_path, report):
     results_file(path, "base", [run(Arm(), 1, {1: 30.0})], (1,))
     results = json.loads(path.read_text())
     about = results["experiments"]["base"]
-    del about["command"]
     about["commands"] = ["bin/sweep --seeds=1", "bin/sweep --seeds=2"]
     path.write_text(json.dumps(results))
     write_report([str(path)], str(tmp_path))

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 
 from tf_teaforn import testing
@@ -88,6 +89,8 @@ def test_the_fused_kernel_computes_the_same(monkeypatch, lengths, mask_shape, dr
     if mask_shape:
         mask = random.random(mask_shape) < 0.6
         mask[..., 0] = True
+        # Padding of a batch: nothing to attend to.
+        mask[-1, ..., -1, :] = mask_shape[0] == 1
         mask = ops.convert_to_tensor(mask)
 
     def attended(kernel, training):
@@ -95,7 +98,17 @@ def test_the_fused_kernel_computes_the_same(monkeypatch, lengths, mask_shape, dr
         attention = MultiHeadAttention(WIDTH, HEADS, dropout=dropout)
         return attention.attend(queries, keys, values, mask, training)
 
-    np.testing.assert_allclose(attended(True, False), attended(False, False), rtol=1e-5, atol=1e-6)
+    def output_and_gradients(kernel):
+        arrays = queries, keys, values
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            output = attended(kernel, False)
+            # No loss looks at the last row.
+            total = ops.sum(ops.sin(output[:-1])) + ops.sum(ops.sin(output[-1, ..., :-1, :]))
+        return [output, *tape.gradient(total, arrays)]
+
+    for with_it, without in zip(*map(output_and_gradients, (True, False)), strict=True):
+        np.testing.assert_allclose(with_it, without, rtol=1e-5, atol=1e-6)
     calls.clear()
     attended(True, training=True)
     assert calls == ([lengths] if taken else [])

@@ -9,7 +9,7 @@ from keras import ops
 
 from tests import numpy_transformer
 from tf_teaforn import testing
-from tf_teaforn.models.transformer import TransformerDecoder, TransformerEncoder
+from tf_teaforn.models.transformer import Residual, TransformerDecoder, TransformerEncoder
 
 WIDTH = 8
 SETTINGS = {"num_layers": 2, "hidden_dim": WIDTH, "intermediate_dim": 12, "num_heads": 2}
@@ -186,3 +186,17 @@ def test_impossible_settings_are_refused(layer):
         layer(**SETTINGS, norm="both")
     with pytest.raises(TypeError, match="typo"):
         layer(**SETTINGS, typo=1)
+
+
+def test_norms_are_float32_under_bfloat16():
+    """In bfloat16 the variance of numbers far from zero would be lost."""
+    residual = Residual(64, "post", 1e-6, 0.0, dtype="mixed_bfloat16")
+    residual.build()
+    random = np.random.default_rng(0)
+    x = ops.cast(20 + random.normal(size=(3, 5, 64)), "bfloat16")
+    output = ops.cast(residual(x, sublayer=ops.zeros_like), "float32")
+    exact = np.array(ops.cast(x, "float32"), "float64")
+    exact -= exact.mean(axis=-1, keepdims=True)
+    exact /= np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-6)
+    # A result is rounded to eight bits.
+    np.testing.assert_allclose(output, exact, rtol=0.01, atol=0.01)

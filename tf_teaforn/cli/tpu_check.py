@@ -100,7 +100,7 @@ def check(values):
         f"{values.topology}, {topology.memory / 2**30:.0f} GiB a device; batch {batch_size}, "
         f"S={lengths[0]}, T={lengths[1]}, V={config.model.vocab_size}"
     )
-    table = Table(topology, _LISTS, values.compile)
+    table = Table(_LISTS, values.compile)
     print(table.head, flush=True)
     known = _known(values.output)
     for remat, n in itertools.product(values.remat, counts):

@@ -43,10 +43,6 @@ def read(path: epath.PathLike) -> dict[str, Any]:
         results = json.loads(path.read_bytes())
         version = results["format_version"]
         found = results["experiments"], results["runs"]
-        for entry in results["experiments"].values():
-            # A file may have one alone.
-            if "command" in entry:
-                entry.setdefault("commands", [entry.pop("command")])
         if not all(_ABOUT <= entry.keys() for entry in results["experiments"].values()):
             raise ValueError("an experiment is not whole")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

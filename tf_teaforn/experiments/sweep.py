@@ -576,10 +576,8 @@ class Sweep:
         return result if self._is_complete(result) else None
 
     def _is_complete(self, result):
-        # An older version's result lacks what the report needs.
-        complete = "references_sha256" in result
         wanted = {name for name in self.experiment.metrics if name != "rouge"}
-        return complete and wanted <= set(result["metrics"])
+        return wanted <= set(result["metrics"])
 
     def _record_evaluations(self, run, role, spec, found):
         missing = [k for k, result in found.items() if result is None]
@@ -609,7 +607,8 @@ class Sweep:
             if all(r.get("status") == "done" and not r.get("error") for r in records):
                 found += self._new_comparisons(baseline, other, found)
             if found != known:
-                records[1]["comparisons"] = sorted(found, key=_place)
+                with self._lock:
+                    records[1]["comparisons"] = sorted(found, key=_place)
                 self._write()
 
     def _new_comparisons(self, baseline, other, known):
