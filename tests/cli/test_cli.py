@@ -142,6 +142,8 @@ class TestTrain:
             tag: {e.step: float(tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)}
             for tag in events.Tags()["tensors"]
         }
+        expected = {"loss", "loss_1", "accuracy", "learning_rate", "target_tokens_per_second"}
+        assert {*expected, "seconds_left", "validation/bleu"} <= shown.keys()
         for record in records:
             prefix = "validation/" if record["kind"] == "validation" else ""
             for name in record.keys() - {"kind", "step"}:
@@ -842,6 +844,7 @@ class TestStandardError:
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
         "I0000 00:00:1795832401.392543   12813 port.cc:153] oneDNN custom operations are on.",
         "I0000 00:00:1795832401.39   12 cudart_stub.cc:31] Could not find cuda drivers",
+        "I0000 00:00:1795832401.39   12 device_compiler.h:196] Compiled cluster using XLA!",
         "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow",
         "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
         "error: Failed call to cuInit: UNKNOWN ERROR (303)",

@@ -139,4 +139,5 @@ def test_strategies_that_cannot_be(flags, message):
 def test_a_mesh_is_told_to_jax_alone(flags, call_command, capsys, tmp_path):
     flags = (*flags, "--train_steps=1", "--mesh=batch:2", f"--model_dir={tmp_path / 'model'}")
     assert call_command("train", *flags) == 2
-    assert capsys.readouterr().err.startswith("train: --mesh")
+    expected = "train: --mesh=batch:2 needs JAX: set KERAS_BACKEND=jax.\n"
+    assert capsys.readouterr().err == expected

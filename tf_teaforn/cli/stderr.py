@@ -5,17 +5,28 @@ import re
 import signal
 import sys
 
+
+def _logged(level, text):
+    """Pattern of E1128 20:48:08.6 12 file.cc:1], or in TensorFlow 2.20 2026-11-28 20:48:08.6: E."""
+    return rb"(?:%b\d{4}|\d{4}-\d\d-\d\d [\d:.]+: %b) %b" % (level, level, text)
+
+
 # No setting of TensorFlow's silences what it logs while it is loaded. Information of every kind is
 # left out; of warnings and errors those that change nothing: libraries that register twice, slower
 # kernels, large tensors, and that there is no GPU.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
-    rb"|To enable the following instructions: |\w+\.cc\(\d+\) LOG\(INFO\)"
-    # E1128 20:48:08.694956 12 file.cc:1], or in TensorFlow 2.20 2026-11-28 20:48:08.694956: E file
-    rb"|(?:\d{4}-\d\d-\d\d [\d:.]+: (?=[IWE] )|(?=[IWE]\d{4} ))(?:I.*\.cc:\d+\]"
-    rb"|E.*failed call to cuInit: .*(UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE)"
-    rb"|E.*(oneDNN supports DT_INT64 only|Unable to register cu\w+ factory)"
-    rb"|W.*(computation placer already registered|exceeds 10% of free system memory))"
+    rb"|To enable the following instructions: |\w+\.cc\(\d+\) LOG\(INFO\)|"
+    + b"|".join(
+        (
+            _logged(b"I", rb"(?:\d\d:\d\d:|\S+:\d+\])"),
+            _logged(b"E", rb".*failed call to cuInit: .*UNKNOWN ERROR \(303\)"),
+            _logged(b"E", rb".*failed call to cuInit: .*CUDA_ERROR_NO_DEVICE"),
+            _logged(b"E", rb".*(?:oneDNN supports DT_INT64 only|Unable to register cu\w+ factory)"),
+            _logged(b"W", rb".*computation placer already registered"),
+            _logged(b"W", rb".*exceeds 10% of free system memory"),
+        )
+    )
 )
 
 

@@ -577,7 +577,7 @@ class Sweep:
 
     def _is_complete(self, result):
         wanted = {name for name in self.experiment.metrics if name != "rouge"}
-        return wanted <= set(result["metrics"])
+        return "references_sha256" in result and wanted <= set(result["metrics"])
 
     def _record_evaluations(self, run, role, spec, found):
         missing = [k for k, result in found.items() if result is None]
