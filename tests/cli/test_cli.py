@@ -849,6 +849,7 @@ class TestStandardError:
         "E0000 00:00:1795832409.14   12 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
         "error: Failed call to cuInit: UNKNOWN ERROR (303)",
         "E0000 00:00:1795832411.13 12 util.cc:131] oneDNN supports DT_INT64 only on platforms with",
+        "E0000 00:00:1795832411.13 12 util.cc:131] oneDNN supports DT_INT32 only on platforms with",
         "E0000 00:00:1750.1 12 cuda_fft.cc:477] Unable to register cuFFT factory: Attempting to",
         "W0000 00:00:1750.1 12 computation_placer.cc:177] computation placer already registered.",
         "W0000 00:00:1750.1 12 cpu_allocator_impl.cc:82] Allocation of 8 exceeds 10% of free "
