@@ -54,7 +54,7 @@ setup(
         # Splits documents into sentences: rules, no model to download.
         "sentencex>=1.0.30,<2",
         "sentencepiece>=0.2",
-        # tf.summary writes through it, and TensorFlow 2.21 no longer brings it along.
+        # tf.summary writes through it, and TensorFlow 2.21 does not require it.
         "tensorboard>=2.20,<2.22",
         "tensorflow>=2.20,<2.22",
         "tensorflow-datasets>=4.9.7",

@@ -2,7 +2,8 @@
 
     python3 -m venv .venv-peers
     .venv-peers/bin/pip install torch transformers ctranslate2 sentencepiece
-        --extra-index-url https://download.pytorch.org/whl/cpu
+
+torch's build for CPUs is enough.
 
 Reads requests from standard input and answers on standard output, one JSON object a line.
 """

@@ -1,7 +1,7 @@
 """Sentences composed from the locale data of installed libraries: the first task to try.
 
-    bin/train --task=demo_enfr --n=2 --model_dir=/tmp/demo_enfr
-    bin/train --task=demo_ende --n=2 --model_dir=/tmp/demo_ende
+    bin/train --task=demo_enfr --n=2 --model_dir=runs/demo_enfr
+    bin/train --task=demo_ende --n=2 --model_dir=runs/demo_ende
 
 Expected: see README. Nothing is downloaded: `demo_generator` makes 20,000 training, 500 validation
 and 500 test pairs of 4 to 16 words in seconds. Dates, times of day and spelled-out numbers of one
