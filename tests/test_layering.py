@@ -56,6 +56,7 @@ LAYERS = {
     _EXPERIMENTS: [
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
+        "tf_teaforn/lock.py",
         "tf_teaforn/metrics.py",
         "tf_teaforn/task.py",
         "tf_teaforn/texts.py",

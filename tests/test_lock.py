@@ -48,6 +48,20 @@ def test_a_second_one_is_refused_until_the_first_is_gone(tmp_path, holder):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_of_another_command(tmp_path):
+    with lock.locked(tmp_path, "sweep", "output_dir"), lock.locked(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {"sweep.lock", "train.lock"}
+        with (
+            pytest.raises(
+                UserError,
+                match=rf"^--output_dir={tmp_path} is in use by another bin/sweep \(.*pid "
+                rf"{os.getpid()}, .*\)\. Wait for it, stop it, or take another --output_dir\.$",
+            ),
+            lock.locked(tmp_path, "sweep", "output_dir"),
+        ):
+            pass
+
+
 def test_the_lock_is_freed_by_an_error(tmp_path):
     with pytest.raises(KeyError), lock.locked(tmp_path):
         raise KeyError
@@ -79,16 +93,16 @@ class TestRemote:
         return epath.Path(tmp_path) / "train.lock"
 
     def test_a_second_one_is_refused(self, path):
-        with lock._remote(path):
+        with lock._remote(path, "model_dir"):
             time.sleep(0.1)
-            with pytest.raises(UserError, match="is in use"), lock._remote(path):
+            with pytest.raises(UserError, match="is in use"), lock._remote(path, "model_dir"):
                 pass
         assert not path.exists()
 
     def test_what_a_crash_on_another_host_has_left_is_waited_for(self, path):
         path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "x"}))
         start = time.monotonic()
-        with lock._remote(path):
+        with lock._remote(path, "model_dir"):
             assert time.monotonic() - start >= 0.4
 
     def test_what_a_crash_on_this_host_has_left_is_not(self, path, holder):
@@ -97,11 +111,11 @@ class TestRemote:
         holder.wait()
         path.write_text(json.dumps({**owner, "pid": holder.pid}))
         start = time.monotonic()
-        with lock._remote(path):
+        with lock._remote(path, "model_dir"):
             assert time.monotonic() - start < 0.3
 
     @pytest.mark.parametrize("text", ["", "null", "[1"])
     def test_a_file_that_says_nothing_is_waited_for(self, path, text):
         path.write_text(text)
-        with lock._remote(path):
+        with lock._remote(path, "model_dir"):
             pass

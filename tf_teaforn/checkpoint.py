@@ -233,6 +233,15 @@ def load_training(
     return None
 
 
+def latest_state(model_dir: epath.PathLike) -> dict[str, Any] | None:
+    """State of the newest checkpoint with its "step"; None if there is none or it is damaged."""
+    for step in steps(model_dir)[-1:]:
+        with contextlib.suppress(DamagedCheckpointError):
+            record = _read_record(_find(_checkpoints(model_dir) / str(step)))
+            return record["state"] | {"step": record["step"]}
+    return None
+
+
 def best_step(model_dir: epath.PathLike) -> int | None:
     """Training step of `<model_dir>/best`; None if there is none that is whole."""
     folder = _find(epath.Path(model_dir) / "best")

@@ -15,7 +15,13 @@ from tf_teaforn.data.sources import checked_lines, line_text
 from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
-from tf_teaforn.metrics import check_metrics, compare, compute_metrics, tokenized_warning
+from tf_teaforn.metrics import (
+    check_metrics,
+    compare,
+    compute_metrics,
+    default_metrics,
+    tokenized_warning,
+)
 from tf_teaforn.paths import write_whole
 from tf_teaforn.texts import to_lines
 
@@ -85,7 +91,7 @@ def evaluate(model_dir, task, request=Request()):
         search_config(config.decoding, beam_size=beam_size, alpha=float(alpha))
         for beam_size in request.beam_sizes or [config.decoding.beam_size]
     ]
-    metrics = tuple(request.metrics) or default_metrics(task)
+    metrics = tuple(request.metrics) or default_metrics(task.metrics)
     check_metrics(metrics)
     sources, references = _examples(task, request)
     baseline = _baseline(request.compare, len(references))
@@ -135,11 +141,6 @@ def evaluate(model_dir, task, request=Request()):
         write_whole(folder / f"{name}.json", json.dumps(result, indent=2) + "\n")
         results.append(result)
     return results
-
-
-def default_metrics(task):
-    """Metrics of the task, with chrF and TER where BLEU is among them."""
-    return (*task.metrics, *(("chrf", "ter") if "bleu" in task.metrics else ()))
 
 
 def _examples(task, request):

@@ -1,4 +1,4 @@
-"""One trainer at a time in a model directory."""
+"""One trainer at a time in a model directory, one sweep in its folder."""
 
 import contextlib
 import fcntl
@@ -14,20 +14,24 @@ from etils import epath
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import is_remote
 
-_NAME = "train.lock"
 # Remote lock files are renewed so often, and given up by others after so many seconds without it.
 _RENEWAL, _PATIENCE = 20.0, 60.0
 
 
 @contextlib.contextmanager
-def locked(folder):
+def locked(folder, command="train", flag="model_dir"):
     """Holds `folder`'s lock inside.
 
     On a local disk the operating system keeps it, and frees it whenever the process ends. A remote
-    file system has no locks: there a file `train.lock` is renewed every 20 seconds, and one that a
-    crash has left behind is taken over after a minute without change. Two processes that start
-    within the same moment can both get it there. A folder that was not there is made, and goes
-    again if nothing was written to it.
+    file system has no locks: there a file `<command>.lock` is renewed every 20 seconds, and one
+    that a crash has left behind is taken over after a minute without change. Two processes that
+    start within the same moment can both get it there. A folder that was not there is made, and
+    goes again if nothing was written to it.
+
+    Args:
+        folder: local or remote.
+        command: of which there can be one.
+        flag: what names the folder.
 
     Raises:
         UserError: another process holds it.
@@ -36,7 +40,7 @@ def locked(folder):
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with (_remote if is_remote(folder) else _local)(folder / _NAME):
+        with (_remote if is_remote(folder) else _local)(folder / f"{command}.lock", flag):
             yield
     finally:
         # Empty after a run that was refused. An object store has no folders that could stay.
@@ -49,11 +53,11 @@ def _owner():
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
 
 
-def _in_use(path, owner):
+def _in_use(path, flag, owner):
     details = ", ".join(f"{key} {value}" for key, value in owner.items() if key != "token")
     return UserError(
-        f"--model_dir={path.parent} is in use by another bin/train ({details or 'unknown'}). Wait "
-        "for it, stop it, or take another --model_dir."
+        f"--{flag}={path.parent} is in use by another bin/{path.stem} ({details or 'unknown'}). "
+        f"Wait for it, stop it, or take another --{flag}."
     )
 
 
@@ -65,8 +69,8 @@ def _read(path):
 
 
 @contextlib.contextmanager
-def _local(path):
-    descriptor = _acquire(path)
+def _local(path, flag):
+    descriptor = _acquire(path, flag)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(_owner()).encode())
@@ -76,14 +80,14 @@ def _local(path):
         os.close(descriptor)
 
 
-def _acquire(path):
+def _acquire(path, flag):
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise _in_use(path, _read(path)) from None
+            raise _in_use(path, flag, _read(path)) from None
         # The file may have been removed by its owner between the two calls.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -92,9 +96,9 @@ def _acquire(path):
 
 
 @contextlib.contextmanager
-def _remote(path):
+def _remote(path, flag):
     owner = {**_owner(), "token": uuid.uuid4().hex}
-    _wait_for_remote(path, owner)
+    _wait_for_remote(path, flag, owner)
     done = threading.Event()
 
     def renew():
@@ -114,7 +118,7 @@ def _remote(path):
         path.unlink(missing_ok=True)
 
 
-def _wait_for_remote(path, owner):
+def _wait_for_remote(path, flag, owner):
     """Returns when nobody has renewed the lock for a while."""
     if not path.exists():
         return
@@ -127,7 +131,7 @@ def _wait_for_remote(path, owner):
         now = _read(path)
         if now and now != before:
             now.pop("renewed", None)
-            raise _in_use(path, now)
+            raise _in_use(path, flag, now)
 
 
 def _alive(pid):

@@ -72,6 +72,11 @@ def check_metrics(names: Iterable[str]):
             raise UserError(f"there is no metric {name!r}; choose from {', '.join(_NAMES)}")
 
 
+def default_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """A task's metrics, with chrF and TER where BLEU is among them."""
+    return (*names, *(("chrf", "ter") if "bleu" in names else ()))
+
+
 def compute_metrics(
     names: Iterable[str],
     hypotheses: Sequence[str],

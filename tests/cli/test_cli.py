@@ -532,6 +532,16 @@ class TestSweepAndReport:
             ("sweep", ["--experiment=base", "--seeds=a"], r"--seeds=a: write whole numbers.*"),
             ("sweep", ["--experiment=base", "--parallel=0"], r"--parallel=0: write 1 or more\."),
             ("report", ["--output_dir=x"], r"--results is missing\. Files that bin/sweep wrote.*"),
+            (
+                "report",
+                ["--output_dir=x", "--results=a.json,gs://b/c.json"],
+                r"--results=gs://b/c\.json: this has to be on a local disk\. Copy from or to it\.",
+            ),
+            (
+                "sweep",
+                ["--experiment=big", "--output_dir=gs://b/c"],
+                r"--output_dir=gs://b/c: this has to be on a local disk\. Copy from or to it\.",
+            ),
             ("report", ["--output_dir=x", "--results=/no"], r"--results=/no: there is no such .*"),
         ],
     )

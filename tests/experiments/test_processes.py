@@ -97,3 +97,18 @@ def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
     assert environments == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     assert processes.visible_gpus() == ["1", "2"]
+    # One run has all devices, for --strategy=mirrored.
+    assert processes.share(["1", "2"], 0, 1) == {}
+
+
+def test_parts_of_a_gpu_are_no_gpus(tmp_path, monkeypatch):
+    listed = (
+        "GPU 0: NVIDIA A100 (UUID: GPU-1)\n"
+        "  MIG 1g.5gb Device 0: (UUID: MIG-1)\n"
+        "GPU 1: NVIDIA A100 (UUID: GPU-2)\n"
+    )
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert processes.visible_gpus() == ["0", "1"]

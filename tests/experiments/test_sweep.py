@@ -14,7 +14,7 @@ import pytest
 import sacrebleu
 
 from tasks.text import text_task
-from tf_teaforn import metrics
+from tf_teaforn import checkpoint, metrics
 from tf_teaforn.cli.sweep import _terminable
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import StoppedError, UserError
@@ -241,7 +241,8 @@ def test_a_run_that_is_refused_keeps_what_it_was(finished, options, task, tmp_pa
 
 def alone(finished, folder, change=lambda results: None):
     """Puts results.json and the vocabulary in a folder, the former changed; returns its runs."""
-    shutil.copy(finished / "vocab-text.model", folder)
+    if folder != finished:
+        shutil.copy(finished / "vocab-text.model", folder)
     results = read(finished / "results.json")
     change(results)
     (folder / "results.json").write_text(json.dumps(results))
@@ -329,11 +330,15 @@ def test_a_record_that_lacks_something_is_trained_again(finished, options, task,
         if missing == "status":
             run["status"] = "failed"
 
-    alone(finished, tmp_path, change)
+    before = alone(finished, tmp_path, change)
     launch = Absent()
     wanted = dataclasses.replace(EXPERIMENT, metrics=("bleu", "chrf"))
     assert sweep.Sweep(wanted, tmp_path, options, task, launch).run() == [name]
     assert launch.calls == [("train", name)]
+    # What it had stays until the new one is trained.
+    after = read(tmp_path / "results.json")["runs"][name]
+    assert after.pop("launched")["seconds"] >= 0
+    assert after == {**before[name], "error": "no device"}
 
 
 def test_training_again_replaces_a_record(finished, options, task, tmp_path):
@@ -381,6 +386,108 @@ def test_other_files_are_another_run(finished, options, task, tmp_path):
     assert len(failed) == 4
     error = read(tmp_path / "results.json")["runs"][failed[0]]["error"]
     assert "--train_files: train.tsv there, other.tsv here" in error
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ({"learning_rate": 0.5}, "--learning_rate: 0.01 there, 0.5 here"),
+        ({"beam_alpha": 1.0}, "--beam_alpha: 0.6 there, 1.0 here"),
+        ({"decode_length": 9}, "--decode_length: 6 there, 9 here"),
+        # The last two checkpoints would be those of 5 and 6 steps.
+        ({"eval_every": 5}, "--eval_every: 6 there, 5 here"),
+        ({"eval_every": 4, "remat": "stage", "micro_batch_tokens": 256}, None),
+    ],
+)
+def test_seeds_of_other_settings_have_no_common_mean(
+    finished, options, task, tmp_path, setting, line
+):
+    before = alone(finished, tmp_path)
+    other = dataclasses.replace(options, seeds=(3,), settings=setting)
+    launch = Absent()
+    failed = sweep.Sweep(EXPERIMENT, tmp_path, other, task, launch).run()
+    assert len(failed) == 2 and len(launch.calls) == (0 if line else 2)
+    after = read(tmp_path / "results.json")["runs"]
+    assert before.items() <= after.items()
+    error = after["text-transformer_tiny-n1-seed3"]["error"]
+    assert error == "no device" if line is None else f"other settings: {line}. " in error
+
+
+def test_one_sweep_at_a_time_in_a_folder(finished, options, task, tmp_path):
+    alone(finished, tmp_path)
+    refused = []
+
+    def launch(*_):
+        with pytest.raises(UserError, match="--output_dir=.* in use by another bin/sweep") as error:
+            sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent()).run()
+        refused.append(error)
+        raise CommandError("no device")
+
+    third = dataclasses.replace(options, seeds=(3,))
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, third, task, launch)
+    # Written by another since.
+    alone(finished, tmp_path, lambda results: results["runs"].popitem())
+    assert len(grid.run()) == len(refused) == 2
+    assert len(read(tmp_path / "results.json")["runs"]) == 3 + 2
+
+
+@pytest.mark.parametrize("changed", ["files", "metrics"])
+def test_evaluations_of_other_data_and_metrics_are_made_again(
+    finished, options, task, tmp_path, changed
+):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    before = read(folder / "results.json")
+    name = "text-transformer_tiny-n2-discount0.5-seed1"
+    path = folder / "runs" / name / "eval" / "test-average-2-6-beam2-alpha0.6.json"
+    whole = json.loads(path.read_text())
+    other = {**whole, "command": f"{whole['command']} --test_files=other.tsv"}
+    if changed == "metrics":
+        other = {**whole, "metrics": {"chrf": whole["metrics"]["chrf"]}}
+    path.write_text(json.dumps(other))
+    launched = []
+
+    def launch(command, flags, *_):
+        launched.append(command)
+        assert "--beam_size=2" in flags
+        path.write_text(json.dumps(whole))
+
+    # A record that is not there is read from the folder.
+    changed = read(folder / "results.json")
+    del changed["runs"][name]["evaluations"][1]
+    (folder / "results.json").write_text(json.dumps(changed))
+    assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == []
+    assert launched == ["evaluate"]
+    assert read(folder / "results.json")["runs"] == before["runs"]
+
+
+def test_a_run_whose_last_validation_was_interrupted_is_finished(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    name = "text-transformer_tiny-n1-seed2"
+    model_dir = folder / "runs" / name
+    weights, optimizer, state = checkpoint.load_training(model_dir)
+    assert state["validated"] and state["step"] == 6
+    state["validated"] = False
+    checkpoint.save(model_dir, 6, weights, optimizer, state, keep=10)
+    launch = Absent()
+    assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]
+    assert launch.calls == [("train", name)]
+
+
+def test_runs_whose_checkpoints_are_gone(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    before = read(folder / "results.json")["runs"]
+    for run in (folder / "runs").iterdir():
+        shutil.rmtree(run / "checkpoints")
+    grid = sweep.Sweep(EXPERIMENT, folder, options, task, lambda *_: pytest.fail("launched"))
+    assert grid.run() == []
+    assert read(folder / "results.json")["runs"] == before
+    # What a training from the start would leave is not scored by what there was.
+    name = "text-transformer_tiny-n1-seed1"
+    alone(folder, folder, lambda results: results["runs"].pop(name))
+    launch = Absent()
+    assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]
+    assert launch.calls == [("train", name)]
+    assert not (folder / "runs" / name / "eval").exists()
 
 
 def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_path):
@@ -458,12 +565,13 @@ def test_seconds_and_memory_are_those_of_all_launches(finished, options, task, t
         with pytest.raises(KeyboardInterrupt):
             sweep.Sweep(alone, tmp_path, part, task, launch).run()
         run = read(tmp_path / "results.json")["runs"][name]
-        assert (run["seconds"], run["speed"]) == (100, {"peak_host_bytes": 7e8})
-        assert "status" not in run
+        assert run["launched"] == {"seconds": 100, "peak_host_bytes": 7e8}
+        assert not {"status", "seconds", "speed"} & {*run}
         assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == [name]
         assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == []
     run = read(tmp_path / "results.json")["runs"][name]
     assert (run["seconds"], run["speed"]["peak_host_bytes"]) == (123, 9e8)
+    assert "launched" not in run
     assert run["status"] == "done" and run["speed"]["steps_per_second"] > 0
 
 

@@ -216,6 +216,15 @@ def required(values, name):
     return values[name].value
 
 
+def local(values, name):
+    """The value of a flag that must be given, one path or several, none of them remote."""
+    found = required(values, name)
+    for path in found if isinstance(found, list) else [found]:
+        if is_remote(path):
+            raise UserError(f"--{name}={path}: this has to be on a local disk. Copy from or to it.")
+    return found
+
+
 def run(define_flags, main, description, backends=("tensorflow",)):
     """Parses the command line and calls `main(flags)`; ends the process.
 

@@ -21,8 +21,8 @@ def define_flags(values):
 
 def report(values):
     """Runs the command."""
-    paths = app.required(values, "results")
-    output_dir = app.required(values, "output_dir")
+    paths = app.local(values, "results")
+    output_dir = app.local(values, "output_dir")
 
     from tf_teaforn.experiments.report import write_report
 

@@ -66,7 +66,7 @@ def define_flags(values):
 def sweep(values):
     """Runs the command."""
     experiment = get_experiment(app.required(values, "experiment"))
-    output_dir = app.absolute(app.required(values, "output_dir"))
+    output_dir = app.absolute(app.local(values, "output_dir"))
 
     from tf_teaforn.experiments.sweep import Options, Sweep
 

@@ -104,14 +104,19 @@ def visible_gpus():
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
     except OSError:
         return []
-    return [str(i) for i, _ in enumerate(done.stdout.splitlines())] if not done.returncode else []
+    # Parts of a GPU (MIG) are listed below it.
+    found = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(found))] if not done.returncode else []
 
 
 def share(gpus, index, count):
-    """Environment of the index-th of so many processes: a GPU each, or a share of the cores."""
-    if gpus:
-        return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
+    """Environment of the index-th of so many processes: a GPU each, or a share of the cores.
+
+    A single one has all that there is.
+    """
     if count == 1:
         return {}
+    if gpus:
+        return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
     threads = str(max(1, (os.cpu_count() or 1) // count))
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}

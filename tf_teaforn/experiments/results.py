@@ -8,6 +8,7 @@
                  "command", "version", "settings", "train_steps", "seconds",
                  "speed": {"steps_per_second", "target_tokens_per_second",
                            "peak_device_bytes", "peak_host_bytes"},
+                 "launched": {"seconds", "peak_host_bytes"} of a training that is not at its end,
                  "curves": {"train" or "validation": {name: [[step, value], ...]}},
                  "evaluations": [eval JSON of bin/evaluate and "role", "checkpoint_flag"],
                  "comparisons": [{"role", "checkpoint_flag", "beam_size", "metric", "with",

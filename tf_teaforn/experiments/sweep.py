@@ -25,6 +25,7 @@ import os
 import queue
 import re
 import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -35,13 +36,14 @@ from typing import Any
 import sentencepiece
 
 from tf_teaforn import checkpoint
-from tf_teaforn.config import RunConfig
+from tf_teaforn.config import RunConfig, TrainingConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import results as results_file
 from tf_teaforn.experiments.catalog import SMALL_TASKS, SMALL_TEXT, Arm, Experiment
 from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
 from tf_teaforn.experiments.speed import read_speed
-from tf_teaforn.metrics import compare
+from tf_teaforn.lock import locked
+from tf_teaforn.metrics import compare, default_metrics
 from tf_teaforn.task import Task
 from tf_teaforn.texts import read_lines
 
@@ -49,7 +51,8 @@ _logger = logging.getLogger(__name__)
 
 # Settings that do not change what is learned.
 _IGNORED = {"eval_every", "keep", "patience", "log_every", "export_on_best", "data_dir", "metric"}
-_IGNORED |= {"beam_size", "beam_alpha", "decode_length", "steps_per_execution", "on_nonfinite"}
+_IGNORED |= {"beam_size", "beam_alpha", "steps_per_execution", "on_nonfinite"}
+_IGNORED |= {"remat", "micro_batch_tokens"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 _FILES = ("train_files", "valid_files", "test_files")
@@ -179,7 +182,7 @@ class Sweep:
 
     Args:
         experiment: `Experiment`, at the paper's scale.
-        output_dir: folder for everything.
+        output_dir: local folder for everything.
         options: `Options`.
         get_task: task's name -> `Task`, on the user's files where it is "text".
         launch: runs a command as `Processes.run` does; None: that.
@@ -250,7 +253,17 @@ class Sweep:
         return lines
 
     def run(self) -> list[str]:
-        """Does what is left to do; returns the names of the runs that failed."""
+        """Does what is left to do; returns the names of the runs that failed.
+
+        Raises:
+            UserError: another sweep runs in the folder, or one with another vocabulary did.
+        """
+        with locked(self.output_dir, "sweep", "output_dir"):
+            return self._run()
+
+    def _run(self):
+        # What another sweep wrote before this one had the folder.
+        self.results = results_file.read(self.results_path)
         for folder in ("runs", "logs"):
             (self.output_dir / folder).mkdir(parents=True, exist_ok=True)
         for task in self.tasks.values():
@@ -262,11 +275,7 @@ class Sweep:
         entry = {
             "scale": self.options.scale,
             "tasks": self.tasks,
-            "files": {
-                name: ",".join(os.path.basename(part) for part in value.split(","))
-                for name, value in self.options.task_options.items()
-                if name in _FILES
-            },
+            "files": _names(self.options.task_options),
             "model": model,
             "vocabulary_sha256": vocabularies,
             "seeds": sorted({run.seed for run in self.runs}),
@@ -299,9 +308,9 @@ class Sweep:
                 outcome = "done" if done else "was done already"
             except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
-                # What is refused stays done, for whoever gives its settings again.
-                refused = isinstance(error, OtherRunError)
-                status = {} if refused else {"status": "failed"}
+                # What was done stays so, for whoever gives its settings again.
+                kept = isinstance(error, OtherRunError) or self._of(run).get("status") == "done"
+                status = {} if kept else {"status": "failed"}
                 self._record(run, error=message, **status)
                 failed.append(run.name)
                 done, outcome = {"failed"}, f"failed: {error}"
@@ -339,10 +348,12 @@ class Sweep:
         log = self.output_dir / "logs" / f"{run.name}.log"
         model_dir = self._model_dir(run)
         done = set()
-        if not self._is_trained(run):
+        trained = self._is_trained(run)
+        self._check_other_seeds(run)
+        if not trained:
             self._train(run, log, environment)
             done.add("trained")
-        elif "curves" not in self.results["runs"].get(run.name, {}):
+        elif not {"curves", "seconds"} & {*self._of(run)}:
             speed = read_speed(model_dir / "tensorboard")
             origin = {"version": "trained elsewhere"}
             if (model_dir / "command.txt").exists():
@@ -369,22 +380,28 @@ class Sweep:
     def _train(self, run, log, environment):
         model_dir = self._model_dir(run)
         begun = (model_dir / "config.json").exists()
-        record = self.results["runs"].get(run.name, {}) if begun else {}
+        before = self._of(run).get("launched", {}) if begun else {}
+        if not checkpoint.steps(model_dir):
+            # Of weights that are gone.
+            shutil.rmtree(model_dir / "eval", ignore_errors=True)
         start, usage = time.time(), {}
         try:
             self.launch("train", self._train_flags(run), log, environment, usage)
         finally:
-            # A run takes what all its launches take.
-            seconds = (record.get("seconds") or 0) + time.time() - start
-            peaks = [found.get("peak_host_bytes", 0) for found in (record.get("speed", {}), usage)]
+            # A run takes what all its launches take. What is recorded of an earlier one holds until
+            # this one is trained.
+            peaks = [found.get("peak_host_bytes", 0) for found in (before, usage)]
             memory = {"peak_host_bytes": max(peaks)} if any(peaks) else {}
-            self._record(run, seconds=seconds, speed=memory)
+            seconds = before.get("seconds", 0) + time.time() - start
+            self._record(run, launched={"seconds": seconds, **memory})
         if not self._is_trained(run):
             raise CommandError(f"{model_dir} is not at its last step after training")
         # They are another model's.
-        self._forget(run, "evaluations", "comparisons")
+        self._forget(run, "evaluations", "comparisons", "status", "launched")
         speed = {**read_speed(model_dir / "tensorboard"), **memory}
-        self._record(run, speed=speed, command=self._command(run), version=_version())
+        self._record(
+            run, seconds=seconds, speed=speed, command=self._command(run), version=_version()
+        )
 
     # Vocabularies
 
@@ -474,7 +491,7 @@ class Sweep:
             return False
         expected = self._expected(run)
         found = RunConfig.from_json(path.read_bytes(), origin=str(path))
-        different = differences(found, expected)
+        different = self._differences(found, expected)
         if not self.imported and (model_dir / "vocab.model").exists():
             if (model_dir / "vocab.model").read_bytes() != self._vocabulary(run.task).read_bytes():
                 different.append(f"vocab.model is not {self._vocabulary(run.task)}")
@@ -483,19 +500,21 @@ class Sweep:
                 f"{model_dir} holds a run with other settings: {'; '.join(different)}. Remove it, "
                 "or take another --output_dir."
             )
-        return checkpoint.steps(model_dir)[-1:] == [expected.training.train_steps]
+        state = checkpoint.latest_state(model_dir)
+        if state is None or not state.get("validated", True):
+            return False
+        return state["step"] == expected.training.train_steps
 
     def _is_recorded(self, run):
-        """Whether the results file has all of a run whose folder is not there.
+        """Whether the results file has all of a run whose checkpoints are not there.
 
         Raises:
             OtherRunError: what it has is another run.
         """
         record = self.results["runs"].get(run.name, {})
-        if (self._model_dir(run) / "config.json").exists() or record.get("status") != "done":
+        if checkpoint.steps(self._model_dir(run)) or record.get("status") != "done":
             return False
-        found = self._config(run, record["settings"], _files_in(record["command"]))
-        different = differences(found, self._expected(run))
+        different = self._differences(self._recorded(run, record), self._expected(run))
         if different:
             raise OtherRunError(
                 f"{self.results_path} has {run.name} with other settings: {'; '.join(different)}. "
@@ -506,11 +525,47 @@ class Sweep:
             any(
                 _place(e) == (role, spec, k)
                 and e.get("beam_alpha") == self._alpha(run)
-                and self._is_complete(e)
+                and self._is_complete(run, e)
                 for e in record.get("evaluations", [])
             )
             for (role, spec), k in wanted
         )
+
+    def _check_other_seeds(self, run):
+        """Raises `OtherRunError` where the run would share a mean with runs of other settings."""
+        planned = {other.name for other in self.runs}
+        for name, record in self.results["runs"].items():
+            siblings = name.rpartition("-seed")[0] == run.name.rpartition("-seed")[0]
+            if name == run.name or not siblings or not record.get("evaluations"):
+                continue
+            found = self._recorded(run, record).replace({"seed": run.seed})
+            different = self._differences(found, self._expected(run))
+            # Those of this sweep are scored with its own.
+            if name not in planned and found.decoding.beam_alpha != self._alpha(run):
+                different.append(
+                    f"--beam_alpha: {found.decoding.beam_alpha} there, {self._alpha(run)} here"
+                )
+            if different:
+                raise OtherRunError(
+                    f"{self.results_path} has {name} with other settings: {'; '.join(different)}. "
+                    "Seeds of different settings have no common mean: take those up, or another "
+                    "--output_dir."
+                )
+
+    def _differences(self, found, expected):
+        """Lines for settings that make two runs differ in what they learn, or what is scored."""
+        lines = differences(found, expected)
+        if any(
+            _checkpoints(found.training, spec) != _checkpoints(expected.training, spec)
+            for spec in self.experiment.checkpoints
+        ):
+            there, here = (config.training.eval_every for config in (found, expected))
+            lines.append(f"--eval_every: {there} there, {here} here")
+        return lines
+
+    def _recorded(self, run, record):
+        """`RunConfig` of what the results file has of a run."""
+        return self._config(run, record["settings"], _files_in(record["command"]))
 
     def _expected(self, run):
         options = self.options.task_options if run.task == "text" else {}
@@ -573,10 +628,15 @@ class Sweep:
             # Of what was the best checkpoint then.
             return None
         result["command"] = portable(result.get("command", ""))
-        return result if self._is_complete(result) else None
+        files = _names(_files_in(result["command"]))
+        if not files.items() <= _names(self.options.task_options).items():
+            # Of other data.
+            return None
+        return result if self._is_complete(run, result) else None
 
-    def _is_complete(self, result):
-        wanted = {name for name in self.experiment.metrics if name != "rouge"}
+    def _is_complete(self, run, result):
+        metrics = self.experiment.metrics or default_metrics(self.get_task(run.task).metrics)
+        wanted = {name for name in metrics if name != "rouge"}
         return "references_sha256" in result and wanted <= set(result["metrics"])
 
     def _record_evaluations(self, run, role, spec, found):
@@ -672,7 +732,7 @@ class Sweep:
                 "settings": dict(run.settings),
                 "train_steps": run.settings["train_steps"],
             }
-            if values.get("error"):
+            if values.get("error") or "launched" in values:
                 # What was scored before had the settings that it had then.
                 about = {**about, **record}
             record.update({**about, **values})
@@ -711,6 +771,25 @@ def differences(found: RunConfig, expected: RunConfig) -> list[str]:
         for name in sorted({*mine, *theirs} - ignored)
         if value(mine, name) != value(theirs, name)
     ]
+
+
+def _checkpoints(training: TrainingConfig, spec: str) -> list[int]:
+    """Steps of the checkpoints that "best" is chosen from, or that "average:<n>" is of."""
+    last = training.train_steps
+    validated = {*range(training.eval_every, last + 1, training.eval_every), last}
+    if spec == "best":
+        return sorted(validated)
+    saved = {*range(training.checkpoint_every, last + 1, training.checkpoint_every), *validated}
+    return sorted(saved)[-int(spec.partition("average:")[2] or 1) :]
+
+
+def _names(task_options: Mapping[str, str]) -> dict[str, str]:
+    """{flag: files without their folders} of what the user gave."""
+    return {
+        name: ",".join(os.path.basename(part) for part in value.split(","))
+        for name, value in task_options.items()
+        if name in _FILES
+    }
 
 
 def _files_in(command: str) -> dict[str, str]:

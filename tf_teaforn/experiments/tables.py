@@ -294,6 +294,9 @@ def _compute(grid: Grid) -> list[Table]:
                 if number and column < 2:
                     score = Score(*paper.COMPUTE[task][index][column])
                     number = dataclasses.replace(number, reported=score)
+                elif number and index:
+                    # Theirs at our best k has no place beside what they have at theirs.
+                    number = dataclasses.replace(number, reported=None)
                 cells.append(number)
             rows.append((task_title(grid, task), label, *cells))
     header = ("", "", "1x steps", "1.5x steps", "TeaFor2, 1x steps")
