@@ -1,5 +1,6 @@
 """A small grid from end to end, and what is skipped, adopted and refused."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,7 +21,10 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
+from tf_teaforn.experiments.command_line import portable
+from tf_teaforn.experiments.plan import Options, plan, scaled
 from tf_teaforn.experiments.processes import CommandError
+from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.results import read, read_curves, thinned
 from tf_teaforn.models import catalog
 from tf_teaforn.task import get_task
@@ -76,7 +80,7 @@ class Launcher:
 @pytest.fixture(scope="module")
 def options(corpus):
     files = {f"{split}_files": f"{corpus}/{split}.tsv" for split in ("train", "valid", "test")}
-    return sweep.Options(task_options=files, command=("bin/sweep", "--experiment=tiny"))
+    return Options(task_options=files, command=("bin/sweep", "--experiment=tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +237,7 @@ def test_a_run_that_is_refused_keeps_what_it_was(finished, options, task, tmp_pa
         assert len(grid.run()) == 4
     for name, run in read(folder / "results.json")["runs"].items():
         assert "--train_steps: 6 there, 12 here" in run["error"]
+        assert "--eval_every" not in run["error"]
         assert {**run, "error": None} == before[name]
     grid = sweep.Sweep(EXPERIMENT, folder, options, task, lambda *_: pytest.fail("launched"))
     assert grid.run() == []
@@ -308,8 +313,11 @@ def test_comparisons_hold_for_the_scores_that_are_recorded(finished, options, ta
     assert after[other]["comparisons"] == before[other]["comparisons"][:1]
     # Another experiment in the folder may have scored less.
     shutil.copytree(finished / "runs", tmp_path / "runs")
-    del grid.results["runs"][baseline]["evaluations"][1]
-    grid.results["runs"][other]["comparisons"] = []
+    results = read(tmp_path / "results.json")
+    del results["runs"][baseline]["evaluations"][1]
+    results["runs"][other]["comparisons"] = []
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    grid.records.reload()
     grid._compare(grid.runs[1])
     after = read(tmp_path / "results.json")["runs"]
     assert after[other]["comparisons"] == before[other]["comparisons"][:1]
@@ -413,6 +421,51 @@ def test_seeds_of_other_settings_have_no_common_mean(
     assert error == "no device" if line is None else f"other settings: {line}. " in error
 
 
+def test_what_was_scored_counts_for_a_common_mean(finished, options, task, tmp_path):
+    def change(results):
+        for run in results["runs"].values():
+            run["settings"]["beam_alpha"] = 1.0
+            # No files in it.
+            run["command"] = "bin/train --flagfile=common.flags"
+
+    alone(finished, tmp_path, change)
+    third = dataclasses.replace(options, seeds=(3,))
+    launch = Absent()
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, third, task, launch).run()) == 2
+    assert len(launch.calls) == 2
+
+
+def test_failed_runs_do_not_keep_each_other_from_other_settings(finished, options, task, tmp_path):
+    def change(results):
+        for run in results["runs"].values():
+            run["status"] = "failed"
+
+    alone(finished, tmp_path, change)
+    other = dataclasses.replace(options, settings={"learning_rate": 0.5})
+    launch = Absent()
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, other, task, launch).run()) == 4
+    assert len(launch.calls) == 4
+
+
+def test_the_results_can_be_read_while_runs_are_under_way(finished, options, task, tmp_path):
+    shutil.copy(finished / "vocab-text.model", tmp_path)
+    path = tmp_path / "results.json"
+    both = threading.Barrier(2, timeout=60)
+
+    def launch(*_):
+        if both.wait() == 0:
+            raise CommandError("no device")
+        while "no device" not in path.read_text():
+            time.sleep(0.01)
+        seen.extend(read(path)["runs"].values())
+        raise CommandError("no device")
+
+    seen = []
+    part = dataclasses.replace(options, seeds=(1,), parallel=2)
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, part, task, launch).run()) == 2
+    assert seen and all(run["seed"] == 1 for run in seen)
+
+
 def test_one_sweep_at_a_time_in_a_folder(finished, options, task, tmp_path):
     alone(finished, tmp_path)
     refused = []
@@ -471,6 +524,9 @@ def test_a_run_whose_last_validation_was_interrupted_is_finished(finished, optio
     launch = Absent()
     assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]
     assert launch.calls == [("train", name)]
+    run = read(folder / "results.json")["runs"][name]
+    assert run["launched"]["seconds"] >= run["seconds"] > 0
+    assert run["launched"]["peak_host_bytes"] == run["speed"]["peak_host_bytes"]
 
 
 def test_runs_whose_checkpoints_are_gone(finished, options, task, tmp_path):
@@ -487,7 +543,21 @@ def test_runs_whose_checkpoints_are_gone(finished, options, task, tmp_path):
     launch = Absent()
     assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]
     assert launch.calls == [("train", name)]
-    assert not (folder / "runs" / name / "eval").exists()
+    model_dir = folder / "runs" / name
+    assert (model_dir / "eval").exists() and not (model_dir / "eval.old").exists()
+
+    def launch(command, *_):
+        launched.append(command)
+        if command == "train":
+            assert not (model_dir / "eval").exists()
+            shutil.copytree(finished / "runs" / name / "checkpoints", model_dir / "checkpoints")
+        raise CommandError("no device") if command == "evaluate" else KeyboardInterrupt
+
+    launched = []
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            sweep.Sweep(EXPERIMENT, folder, options, task, launch).run()
+    assert launched == ["train", "evaluate"] and (model_dir / "eval.old").exists()
 
 
 def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_path):
@@ -597,7 +667,7 @@ def test_averages_that_no_run_would_have_are_refused_at_once(options, task, tmp_
 
 def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, caplog):
     runs = sweep.Sweep(EXPERIMENT, tmp_path, options, task).runs
-    progress = sweep._Progress(runs, 2)
+    progress = Progress(runs, 2)
     with caplog.at_level(logging.INFO):
         progress.report(runs[0], "was done already", None, trained=False)
         progress.report(runs[1], "done", 5.0, trained=False)
@@ -614,18 +684,18 @@ def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, ca
 def test_commands_are_kept_as_others_can_give_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = f"/opt/tf_teaforn/bin/train --train_files={tmp_path}/a.en,{tmp_path}/a.de '--x=b c'"
-    assert sweep.portable(command) == "bin/train --train_files=a.en,a.de '--x=b c'"
-    assert sweep.portable("teaforn-train --n=2") == "teaforn-train --n=2"
+    assert portable(command) == "bin/train --train_files=a.en,a.de '--x=b c'"
+    assert portable("teaforn-train --n=2") == "teaforn-train --n=2"
 
 
 def test_plan_of_the_paper():
-    runs = sweep.plan(get_experiment("base"), sweep.Options(), get_task, {})
+    runs = plan(get_experiment("base"), Options(), get_task, {})
     assert len(runs) == 2 * 3 * 5 and len({run.name for run in runs}) == 30
     assert runs[0].name == "wmt14_ende-transformer_base-n1-seed1"
     assert {run.settings["train_steps"] for run in runs} == {1_000_000}
-    big = sweep.plan(get_experiment("big"), sweep.Options(tasks=["wmt14_ende"]), get_task, {})
+    big = plan(get_experiment("big"), Options(tasks=["wmt14_ende"]), get_task, {})
     assert len(big) == 11 * 3 and {run.settings["train_steps"] for run in big} == {500_000}
-    longer = sweep.plan(get_experiment("equal_compute"), sweep.Options(), get_task, {})
+    longer = plan(get_experiment("equal_compute"), Options(), get_task, {})
     assert {run.settings["train_steps"] for run in longer if run.task == "wmt14_enfr"} == {
         1_000_000,
         1_500_000,
@@ -634,25 +704,25 @@ def test_plan_of_the_paper():
 
 def test_small_scale_keeps_the_shape():
     experiment = get_experiment("top_k")
-    options = sweep.Options(scale="small", settings={"train_steps": 200})
-    small = sweep.scaled(experiment, "small")
-    runs = sweep.plan(small, options, get_task, {"demo_ende": 1500})
+    options = Options(scale="small", settings={"train_steps": 200})
+    small = scaled(experiment, "small")
+    runs = plan(small, options, get_task, {"demo_ende": 1500})
     assert [run.arm for run in runs[:4]] == list(experiment.arms)
-    assert len(runs) == len(sweep.plan(experiment, sweep.Options(), get_task, {}))
+    assert len(runs) == len(plan(experiment, Options(), get_task, {}))
     assert runs[0].task == "demo_ende"
     assert runs[0].settings["checkpoint_every"] == 10
     # All of the vocabulary that there is.
     assert runs[3].settings["top_k"] == 1500 and runs[7].settings["top_k"] == 2000
     assert small.beam_sizes == experiment.beam_sizes and small.seeds == experiment.seeds
     files = dataclasses.replace(options, task_options={"train_files": "a"}, tasks=["wmt14_enfr"])
-    run = sweep.plan(small, files, get_task, {})[0]
+    run = plan(small, files, get_task, {})[0]
     assert run.task == "text"
 
 
 def test_refusals(tmp_path):
     def refuse(experiment, match, **options):
         with pytest.raises(UserError, match=match):
-            sweep.Sweep(get_experiment(experiment), tmp_path, sweep.Options(**options), get_task)
+            sweep.Sweep(get_experiment(experiment), tmp_path, Options(**options), get_task)
 
     refuse("base", "--task=gigaword: .* has wmt14_ende, wmt14_enfr", tasks=["gigaword"])
     files = {"train_files": "a"}

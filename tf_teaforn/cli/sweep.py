@@ -68,7 +68,8 @@ def sweep(values):
     experiment = get_experiment(app.required(values, "experiment"))
     output_dir = app.absolute(app.local(values, "output_dir"))
 
-    from tf_teaforn.experiments.sweep import Options, Sweep
+    from tf_teaforn.experiments.plan import Options
+    from tf_teaforn.experiments.sweep import Sweep
 
     options = Options(
         scale=values.scale,
@@ -98,11 +99,12 @@ def sweep(values):
         return
     with _terminable():
         failed = grid.run()
-    print(f"Wrote {grid.results_path}. Next: bin/report --results={grid.results_path}")
+    path = grid.records.path
+    print(f"Wrote {path}. Next: bin/report --results={path}")
     if failed:
         raise UserError(
             f"{len(failed)} of {len(grid.runs)} runs failed: {', '.join(failed)}. The reasons are "
-            f"in {grid.results_path}; the same command tries them again."
+            f"in {path}; the same command tries them again."
         )
 
 

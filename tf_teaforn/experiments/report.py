@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.catalog import Score, get_experiment
+from tf_teaforn.experiments.plan import scaled
 from tf_teaforn.experiments.plots import figures
 from tf_teaforn.experiments.results import read
-from tf_teaforn.experiments.sweep import scaled
 from tf_teaforn.experiments.tables import METRIC_NAMES, Grid, Number, Table, numbers_of, tables
 
 _MARKS = "* fewer seeds than planned; † one seed, no standard error."

@@ -13,168 +13,37 @@ record in results.json says what was done: that file and the vocabularies are en
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
 import functools
 import hashlib
 import importlib.metadata
 import itertools
 import json
-import logging
 import math
 import os
 import queue
-import re
 import shlex
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import sentencepiece
 
 from tf_teaforn import checkpoint
-from tf_teaforn.config import RunConfig, TrainingConfig
+from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
-from tf_teaforn.experiments import results as results_file
-from tf_teaforn.experiments.catalog import SMALL_TASKS, SMALL_TEXT, Arm, Experiment
+from tf_teaforn.experiments.command_line import file_names, files_in, flag, portable
+from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
 from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
+from tf_teaforn.experiments.progress import Progress
+from tf_teaforn.experiments.records import Records, place
+from tf_teaforn.experiments.results import read_curves
+from tf_teaforn.experiments.same_run import OtherRunError, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
 from tf_teaforn.metrics import compare, default_metrics
-from tf_teaforn.task import Task
 from tf_teaforn.texts import read_lines
-
-_logger = logging.getLogger(__name__)
-
-# Settings that do not change what is learned.
-_IGNORED = {"eval_every", "keep", "patience", "log_every", "export_on_best", "data_dir", "metric"}
-_IGNORED |= {"beam_size", "beam_alpha", "steps_per_execution", "on_nonfinite"}
-_IGNORED |= {"remat", "micro_batch_tokens"}
-# Without effect where there is one decoder.
-_OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
-_FILES = ("train_files", "valid_files", "test_files")
-# Paths, which differ from machine to machine.
-_PATHS = (*_FILES, "init_from")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How to run an experiment.
-
-    Attributes:
-        scale: "paper" or "small".
-        tasks: which of the experiment's tasks; none: all.
-        seeds: none: the experiment's.
-        task_options: files of the user's, for the task "text", by flag.
-        settings: settings of all runs that differ from the experiment's.
-        train_flags: further flags of bin/train, as they are written.
-        common_flags: further flags of all commands.
-        vocabulary: SentencePiece file for all runs, or None.
-        parallel: how many runs at a time; None: one a GPU, else one.
-        command: the command line, for the record.
-    """
-
-    scale: str = "paper"
-    tasks: Sequence[str] = ()
-    seeds: Sequence[int] = ()
-    task_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    train_flags: Sequence[str] = ()
-    common_flags: Sequence[str] = ()
-    vocabulary: str | None = None
-    parallel: int | None = None
-    command: Sequence[str] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training run of the grid.
-
-    Attributes:
-        name: of its model directory.
-        task: what it trains on.
-        arm, seed: its place in the grid.
-        settings: by flag.
-    """
-
-    name: str
-    task: str
-    arm: Arm
-    seed: int
-    settings: Mapping[str, Any]
-
-
-class OtherRunError(UserError):
-    """What is there of a run has other settings."""
-
-
-def scaled(experiment: Experiment, scale: str) -> Experiment:
-    """The experiment at a scale, "paper" or "small"."""
-    return experiment.scaled_down() if scale == "small" else experiment
-
-
-def chosen_tasks(experiment: Experiment, options: Options) -> dict[str, str]:
-    """{the paper's task: what is trained on}.
-
-    Raises:
-        UserError: a task that is none of the experiment's, or files where none can be used.
-    """
-    unknown = [task for task in options.tasks if task not in experiment.tasks]
-    if unknown:
-        raise UserError(
-            f"--task={unknown[0]}: the experiment {experiment.name} has "
-            f"{', '.join(experiment.tasks)}."
-        )
-    names = tuple(options.tasks) or experiment.tasks
-    if options.task_options and experiment.tasks != ("text",):
-        if options.scale != "small":
-            raise UserError(
-                f"--{next(iter(options.task_options))}: at --scale=paper the experiment "
-                f"{experiment.name} has data of its own. Add --scale=small, or leave it out."
-            )
-        return {names[0]: "text"}
-    if options.scale == "small" and not options.task_options:
-        return {name: SMALL_TASKS[name] for name in names}
-    return {name: name for name in names}
-
-
-def plan(
-    experiment: Experiment, options: Options, get_task: Callable[[str], Task], vocab_size: Mapping
-) -> list[Run]:
-    """All runs of the grid, seed after seed.
-
-    Args:
-        experiment: at the scale of `options`.
-        options: `Options`.
-        get_task: task's name -> `Task`.
-        vocab_size: task's name -> number of subwords, where it is known already.
-    """
-    seeds = tuple(options.seeds) or tuple(range(1, experiment.seeds + 1))
-    runs = []
-    for seed in seeds:
-        for stands_for, task in chosen_tasks(experiment, options).items():
-            steps = options.settings.get("train_steps") or experiment.steps[stands_for]
-            common = {**experiment.settings, "model": experiment.model}
-            if options.scale == "small":
-                common |= SMALL_TEXT if task == "text" else {}
-                # Averages are over the last quarter.
-                common |= {"checkpoint_every": max(1, steps // 20), "eval_every": -(-steps // 4)}
-            common |= options.settings
-            defaults = {**get_task(task).defaults, **common}
-            size = vocab_size.get(task) or defaults["vocab_size"]
-            for arm in experiment.arms:
-                settings = {**common, **arm.settings(steps, size), "seed": seed}
-                name = f"{task}-{common['model']}-{arm.name}-seed{seed}"
-                runs.append(Run(name, task, arm, seed, settings))
-    return runs
-
-
-def flag(name: str, value: Any) -> str:
-    """--name=value as absl reads it."""
-    return f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 class Sweep:
@@ -210,9 +79,7 @@ class Sweep:
             raise UserError(f"--seeds={listed}: write every seed once.")
         self.runs = self.plan()
         self._check_averages()
-        self.results_path = self.output_dir / "results.json"
-        self.results = results_file.read(self.results_path)
-        self._lock = threading.Lock()
+        self.records = Records(self.output_dir / "results.json")
 
     def plan(self) -> list[Run]:
         """The runs, as far as the sizes of vocabularies are known."""
@@ -263,7 +130,7 @@ class Sweep:
 
     def _run(self):
         # What another sweep wrote before this one had the folder.
-        self.results = results_file.read(self.results_path)
+        self.records.reload()
         for folder in ("runs", "logs"):
             (self.output_dir / folder).mkdir(parents=True, exist_ok=True)
         for task in self.tasks.values():
@@ -275,7 +142,7 @@ class Sweep:
         entry = {
             "scale": self.options.scale,
             "tasks": self.tasks,
-            "files": _names(self.options.task_options),
+            "files": file_names(self.options.task_options),
             "model": model,
             "vocabulary_sha256": vocabularies,
             "seeds": sorted({run.seed for run in self.runs}),
@@ -283,21 +150,21 @@ class Sweep:
             "checkpoints": list(self.experiment.checkpoints),
             "commands": [portable(shlex.join(self.options.command))],
         }
-        known = self.results["experiments"].get(self.experiment.name, {})
+        known = self.records.experiments.get(self.experiment.name, {})
         if all(known.get(name) == entry[name] for name in ("scale", "files", "model")):
             # A part of the grid, after another.
             entry["seeds"] = sorted({*known["seeds"], *entry["seeds"]})
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
-        self.results["experiments"][self.experiment.name] = entry
-        self._write()
+        self.records.set_experiment(self.experiment.name, entry)
         gpus = visible_gpus()
         count = self.options.parallel or max(1, len(gpus))
         free: queue.SimpleQueue = queue.SimpleQueue()
         for index in range(count):
             free.put(share(gpus, index, count))
-        progress = _Progress(self.runs, count)
+        progress = Progress(self.runs, count)
+        reporting = threading.Lock()
         failed = []
 
         def do(run):
@@ -309,7 +176,8 @@ class Sweep:
             except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
                 # What was done stays so, for whoever gives its settings again.
-                kept = isinstance(error, OtherRunError) or self._of(run).get("status") == "done"
+                done_before = self.records.run(run.name).get("status") == "done"
+                kept = isinstance(error, OtherRunError) or done_before
                 status = {} if kept else {"status": "failed"}
                 self._record(run, error=message, **status)
                 failed.append(run.name)
@@ -317,7 +185,7 @@ class Sweep:
             finally:
                 free.put(environment)
             seconds = time.time() - start if done else None
-            with self._lock:
+            with reporting:
                 progress.report(run, outcome, seconds, trained="trained" in done)
 
         if count == 1:
@@ -342,7 +210,7 @@ class Sweep:
     def _do(self, run, environment):
         """Trains and scores what is missing; returns what it did: "trained", "scored"."""
         if self._is_recorded(run):
-            if self._of(run).get("error"):
+            if self.records.run(run.name).get("error"):
                 self._record(run, error=None)
             return set()
         log = self.output_dir / "logs" / f"{run.name}.log"
@@ -353,15 +221,14 @@ class Sweep:
         if not trained:
             self._train(run, log, environment)
             done.add("trained")
-        elif not {"curves", "seconds"} & {*self._of(run)}:
+        elif not {"curves", "seconds"} & {*self.records.run(run.name)}:
             speed = read_speed(model_dir / "tensorboard")
             origin = {"version": "trained elsewhere"}
             if (model_dir / "command.txt").exists():
                 command = (model_dir / "command.txt").read_text().splitlines()[-1]
                 origin["command"] = portable(command)
-            self._record(run, seconds=speed.get("seconds"), speed=speed, **origin)
-        curves = results_file.read_curves(model_dir / "metrics.jsonl")
-        self._record(run, curves=curves)
+            self._record(run, ("launched",), seconds=speed.get("seconds"), speed=speed, **origin)
+        self._record(run, curves=read_curves(model_dir / "metrics.jsonl"))
         for role, spec in self._scored():
             found = {
                 k: self._read_evaluation(run, role, spec, k) for k in self.experiment.beam_sizes
@@ -379,14 +246,12 @@ class Sweep:
 
     def _train(self, run, log, environment):
         model_dir = self._model_dir(run)
-        begun = (model_dir / "config.json").exists()
-        before = self._of(run).get("launched", {}) if begun else {}
-        if not checkpoint.steps(model_dir):
-            # Of weights that are gone.
-            shutil.rmtree(model_dir / "eval", ignore_errors=True)
+        fresh = not checkpoint.steps(model_dir)
+        before = self._launched(run, fresh)
         start, usage = time.time(), {}
         try:
-            self.launch("train", self._train_flags(run), log, environment, usage)
+            with self._evaluations_aside(run) if fresh else contextlib.nullcontext():
+                self.launch("train", self._train_flags(run), log, environment, usage)
         finally:
             # A run takes what all its launches take. What is recorded of an earlier one holds until
             # this one is trained.
@@ -396,12 +261,36 @@ class Sweep:
             self._record(run, launched={"seconds": seconds, **memory})
         if not self._is_trained(run):
             raise CommandError(f"{model_dir} is not at its last step after training")
-        # They are another model's.
-        self._forget(run, "evaluations", "comparisons", "status", "launched")
+        # Another model was scored.
+        without = ("evaluations", "comparisons", "status", "launched")
         speed = {**read_speed(model_dir / "tensorboard"), **memory}
-        self._record(
-            run, seconds=seconds, speed=speed, command=self._command(run), version=_version()
-        )
+        about = {"command": self._command(run), "version": _version()}
+        self._record(run, without, seconds=seconds, speed=speed, **about)
+
+    def _launched(self, run, fresh):
+        """Seconds and memory of the launches that the next one goes on from."""
+        record = self.records.run(run.name)
+        if not (self._model_dir(run) / "config.json").exists():
+            return {}
+        if "launched" in record or fresh:
+            return record.get("launched", {})
+        # It was taken for whole.
+        peak = record.get("speed", {}).get("peak_host_bytes", 0)
+        return {"seconds": record.get("seconds") or 0, "peak_host_bytes": peak}
+
+    @contextlib.contextmanager
+    def _evaluations_aside(self, run):
+        """Puts eval/ aside inside, for good if there are checkpoints then: it is of other ones."""
+        model_dir = self._model_dir(run)
+        folder, aside = model_dir / "eval", model_dir / "eval.old"
+        if folder.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+        try:
+            yield
+        finally:
+            if aside.exists() and not folder.exists() and not checkpoint.steps(model_dir):
+                aside.rename(folder)
 
     # Vocabularies
 
@@ -444,12 +333,12 @@ class Sweep:
         for task in self.tasks.values():
             path = self._vocabulary(task)
             found[task] = hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, about in self.results["experiments"].items():
+            for name, about in self.records.experiments.items():
                 known = about.get("vocabulary_sha256", {}).get(task, found[task])
                 if about["model"] == model and known != found[task]:
                     raise UserError(
                         f"{path} (SHA-256 {found[task]}) is not the vocabulary of {task} that the "
-                        f"runs of {name} in {self.results_path} had (SHA-256 {known}). Copy that "
+                        f"runs of {name} in {self.records.path} had (SHA-256 {known}). Copy that "
                         "one there or name it with --vocab, or take another --output_dir."
                     )
         return found
@@ -511,19 +400,19 @@ class Sweep:
         Raises:
             OtherRunError: what it has is another run.
         """
-        record = self.results["runs"].get(run.name, {})
+        record = self.records.run(run.name)
         if checkpoint.steps(self._model_dir(run)) or record.get("status") != "done":
             return False
         different = self._differences(self._recorded(run, record), self._expected(run))
         if different:
             raise OtherRunError(
-                f"{self.results_path} has {run.name} with other settings: {'; '.join(different)}. "
+                f"{self.records.path} has {run.name} with other settings: {'; '.join(different)}. "
                 "Take them up, or another --output_dir."
             )
         wanted = itertools.product(self._scored(), self.experiment.beam_sizes)
         return all(
             any(
-                _place(e) == (role, spec, k)
+                place(e) == (role, spec, k)
                 and e.get("beam_alpha") == self._alpha(run)
                 and self._is_complete(run, e)
                 for e in record.get("evaluations", [])
@@ -533,39 +422,39 @@ class Sweep:
 
     def _check_other_seeds(self, run):
         """Raises `OtherRunError` where the run would share a mean with runs of other settings."""
-        planned = {other.name for other in self.runs}
-        for name, record in self.results["runs"].items():
+        planned = {other.name: other for other in self.runs}
+        for name, record in self.records.runs().items():
             siblings = name.rpartition("-seed")[0] == run.name.rpartition("-seed")[0]
             if name == run.name or not siblings or not record.get("evaluations"):
                 continue
+            sibling = planned.get(name)
+            if sibling and record.get("status") != "done" and not self._has_checkpoints(sibling):
+                # It will be trained again too.
+                continue
             found = self._recorded(run, record).replace({"seed": run.seed})
             different = self._differences(found, self._expected(run))
+            alphas = {e.get("beam_alpha") for e in record["evaluations"]}
             # Those of this sweep are scored with its own.
-            if name not in planned and found.decoding.beam_alpha != self._alpha(run):
-                different.append(
-                    f"--beam_alpha: {found.decoding.beam_alpha} there, {self._alpha(run)} here"
-                )
+            if not sibling and alphas != {self._alpha(run)}:
+                there = ", ".join(map(str, alphas))
+                different.append(f"--beam_alpha: {there} there, {self._alpha(run)} here")
             if different:
                 raise OtherRunError(
-                    f"{self.results_path} has {name} with other settings: {'; '.join(different)}. "
+                    f"{self.records.path} has {name} with other settings: {'; '.join(different)}. "
                     "Seeds of different settings have no common mean: take those up, or another "
                     "--output_dir."
                 )
 
+    def _has_checkpoints(self, run):
+        return bool(checkpoint.steps(self._model_dir(run)))
+
     def _differences(self, found, expected):
-        """Lines for settings that make two runs differ in what they learn, or what is scored."""
-        lines = differences(found, expected)
-        if any(
-            _checkpoints(found.training, spec) != _checkpoints(expected.training, spec)
-            for spec in self.experiment.checkpoints
-        ):
-            there, here = (config.training.eval_every for config in (found, expected))
-            lines.append(f"--eval_every: {there} there, {here} here")
-        return lines
+        return differences(found, expected, self.experiment.checkpoints)
 
     def _recorded(self, run, record):
         """`RunConfig` of what the results file has of a run."""
-        return self._config(run, record["settings"], _files_in(record["command"]))
+        own = self.options.task_options if run.task == "text" else {}
+        return self._config(run, record["settings"], files_in(record["command"]) or own)
 
     def _expected(self, run):
         options = self.options.task_options if run.task == "text" else {}
@@ -628,8 +517,8 @@ class Sweep:
             # Of what was the best checkpoint then.
             return None
         result["command"] = portable(result.get("command", ""))
-        files = _names(_files_in(result["command"]))
-        if not files.items() <= _names(self.options.task_options).items():
+        files = file_names(files_in(result["command"]))
+        if not files.items() <= file_names(self.options.task_options).items():
             # Of other data.
             return None
         return result if self._is_complete(run, result) else None
@@ -644,16 +533,14 @@ class Sweep:
         if missing:
             raise CommandError(f"no result of beam {missing[0]} with the metrics asked for")
         labels = {"role": role, "checkpoint_flag": spec}
-        with self._lock:
-            record = self._of(run)
-            kept = [
-                old
-                for old in record.get("evaluations", [])
-                if any(old[name] != value for name, value in labels.items())
-                or old["beam_size"] not in found
-            ]
-            record["evaluations"] = kept + [{**result, **labels} for result in found.values()]
-        self._write()
+        kept = [
+            old
+            for old in self.records.run(run.name).get("evaluations", [])
+            if any(old[name] != value for name, value in labels.items())
+            or old["beam_size"] not in found
+        ]
+        new = [{**result, **labels} for result in found.values()]
+        self._record(run, evaluations=kept + new)
 
     def _compare(self, run):
         """Tests the run, or all that go with it, against the first arm's run of the same seed."""
@@ -661,15 +548,15 @@ class Sweep:
         baseline = next(other for other in peers if other.arm == self.experiment.arms[0])
         others = [other for other in peers if other is not baseline]
         for other in others if run is baseline else [run]:
-            records = [self.results["runs"].get(r.name, {}) for r in (baseline, other)]
+            records = [self.records.run(r.name) for r in (baseline, other)]
             known = records[1].get("comparisons", [])
             found = [old for old in known if self._is_current(other.name, old)]
             if all(r.get("status") == "done" and not r.get("error") for r in records):
                 found += self._new_comparisons(baseline, other, found)
             if found != known:
-                with self._lock:
-                    records[1]["comparisons"] = sorted(found, key=_place)
-                self._write()
+                self.records.set_run(
+                    other.name, {**records[1], "comparisons": sorted(found, key=place)}
+                )
 
     def _new_comparisons(self, baseline, other, known):
         """Those that can be made: of texts that are there."""
@@ -712,98 +599,32 @@ class Sweep:
 
     def _score(self, name, labels):
         """The score of a run that a comparison with these labels is about, or None."""
-        for evaluation in self.results["runs"].get(name, {}).get("evaluations", []):
-            if _place(evaluation) == _place(labels):
+        for evaluation in self.records.run(name).get("evaluations", []):
+            if place(evaluation) == place(labels):
                 return evaluation["metrics"].get(labels["metric"])
         return None
 
     # Results
 
-    def _of(self, run):
-        return self.results["runs"].setdefault(run.name, {})
-
-    def _record(self, run, **values):
-        with self._lock:
-            record = self._of(run)
-            about = {
-                "task": run.task,
-                "arm": run.arm.name,
-                "seed": run.seed,
-                "settings": dict(run.settings),
-                "train_steps": run.settings["train_steps"],
-            }
-            if values.get("error") or "launched" in values:
-                # What was scored before had the settings that it had then.
-                about = {**about, **record}
-            record.update({**about, **values})
-            self._of(run).setdefault("command", self._command(run))
-            self._of(run).setdefault("version", _version())
-        self._write()
-
-    def _forget(self, run, *names):
-        with self._lock:
-            for name in names:
-                self._of(run).pop(name, None)
-
-    def _write(self):
-        with self._lock:
-            results_file.write(self.results_path, self.results)
-
-
-def _place(one):
-    """What tells the evaluations of a run apart, and its comparisons."""
-    return one["role"], one["checkpoint_flag"], one["beam_size"]
-
-
-def differences(found: RunConfig, expected: RunConfig) -> list[str]:
-    """Lines for settings that make two runs differ in what they learn; paths by file name."""
-    mine, theirs = found.flat(), expected.flat()
-    ignored = _IGNORED | (_OF_STAGES if expected.teaforn.n == 1 else set())
-    ignored |= {"model", "vocab_size", "dropout"} if expected.model.init_from else set()
-
-    def value(flat, name):
-        if name in _PATHS and flat.get(name):
-            return ",".join(os.path.basename(part) for part in flat[name].split(","))
-        return flat.get(name)
-
-    return [
-        f"--{name}: {value(mine, name)} there, {value(theirs, name)} here"
-        for name in sorted({*mine, *theirs} - ignored)
-        if value(mine, name) != value(theirs, name)
-    ]
-
-
-def _checkpoints(training: TrainingConfig, spec: str) -> list[int]:
-    """Steps of the checkpoints that "best" is chosen from, or that "average:<n>" is of."""
-    last = training.train_steps
-    validated = {*range(training.eval_every, last + 1, training.eval_every), last}
-    if spec == "best":
-        return sorted(validated)
-    saved = {*range(training.checkpoint_every, last + 1, training.checkpoint_every), *validated}
-    return sorted(saved)[-int(spec.partition("average:")[2] or 1) :]
-
-
-def _names(task_options: Mapping[str, str]) -> dict[str, str]:
-    """{flag: files without their folders} of what the user gave."""
-    return {
-        name: ",".join(os.path.basename(part) for part in value.split(","))
-        for name, value in task_options.items()
-        if name in _FILES
-    }
-
-
-def _files_in(command: str) -> dict[str, str]:
-    """{flag: files} of the data that a command line names."""
-    pattern = rf"(?:^|\0)--?({'|'.join(_FILES)})[=\0]([^\0]+)"
-    return dict(re.findall(pattern, "\0".join(shlex.split(command))))
-
-
-def portable(command: str) -> str:
-    """A command line as it is written in a checkout, with paths from the current folder."""
-    parts = [part.replace(f"{os.getcwd()}/", "") for part in shlex.split(command)]
-    if parts and not os.path.basename(parts[0]).startswith("teaforn-"):
-        parts[0] = f"bin/{os.path.basename(parts[0])}"
-    return shlex.join(parts)
+    def _record(self, run, without=(), **values):
+        """Records values of a run, and drops those of the names in `without`."""
+        record = self.records.run(run.name)
+        about = {
+            "task": run.task,
+            "arm": run.arm.name,
+            "seed": run.seed,
+            "settings": dict(run.settings),
+            "train_steps": run.settings["train_steps"],
+        }
+        if values.get("error") or "launched" in values:
+            # What was scored before had the settings that it had then.
+            about = {**about, **record}
+        record = {**record, **about, **values}
+        record.setdefault("command", self._command(run))
+        record.setdefault("version", _version())
+        self.records.set_run(
+            run.name, {name: value for name, value in record.items() if name not in without}
+        )
 
 
 @functools.lru_cache
@@ -825,32 +646,3 @@ def _version():
             commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
             version += f" ({commit})" if commit else ""
     return version
-
-
-class _Progress:
-    """A line a run, with an estimate of the time left from the runs that were trained."""
-
-    def __init__(self, runs, parallel):
-        self.left = {run.name: self._weight(run) for run in runs}
-        self.total = len(runs)
-        self.parallel = parallel
-        self.seconds = self.weight = 0.0
-
-    @staticmethod
-    def _weight(run):
-        # An encoder and N decoders.
-        return run.settings["train_steps"] * (1 + run.arm.n)
-
-    def report(self, run, outcome, seconds, trained):
-        weight = self.left.pop(run.name)
-        took = ""
-        if trained:
-            self.seconds, self.weight = self.seconds + seconds, self.weight + weight
-        if seconds is not None:
-            took = f" in {datetime.timedelta(seconds=round(seconds))}"
-        left = ""
-        if self.left and self.weight:
-            rest = sum(self.left.values()) * self.seconds / self.weight / self.parallel
-            left = f"; about {datetime.timedelta(seconds=round(rest))} left"
-        done = self.total - len(self.left)
-        _logger.info("[%d/%d] %s %s%s%s", done, self.total, run.name, outcome, took, left)

@@ -1,0 +1,62 @@
+"""What a sweep has done, run by run: its results file, kept whole while several threads write."""
+
+import copy
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tf_teaforn.experiments import results as results_file
+
+
+class Records:
+    """The results file of a sweep, replaced as a whole with every change.
+
+    Args:
+        path: of the file, which need not be there.
+
+    Raises:
+        UserError: it is not a results file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        self.reload()
+
+    def reload(self):
+        """Takes up what is in the file."""
+        self._results = results_file.read(self.path)
+
+    @property
+    def experiments(self) -> Mapping[str, Any]:
+        """{name: what there is of it}."""
+        return self._results["experiments"]
+
+    def set_experiment(self, name: str, about: Mapping[str, Any]):
+        """Records what there is of an experiment."""
+        with self._lock:
+            self._results["experiments"][name] = about
+            results_file.write(self.path, self._results)
+
+    def run(self, name: str) -> dict[str, Any]:
+        """A copy of what is recorded of a run; empty where nothing is."""
+        with self._lock:
+            return copy.deepcopy(self._results["runs"].get(name, {}))
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """The same of all runs, by name."""
+        with self._lock:
+            return copy.deepcopy(self._results["runs"])
+
+    def set_run(self, name: str, record: Mapping[str, Any]):
+        """Replaces what is recorded of a run."""
+        with self._lock:
+            if self._results["runs"].get(name) != record:
+                self._results["runs"][name] = dict(record)
+                results_file.write(self.path, self._results)
+
+
+def place(one: Mapping[str, Any]) -> tuple[str, str, int]:
+    """What tells the evaluations of a run apart, and its comparisons."""
+    return one["role"], one["checkpoint_flag"], one["beam_size"]
