@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from importlib.metadata import version
 
 import pytest
 import tensorflow_datasets as tfds
@@ -44,6 +45,26 @@ def test_document_files(folder):
     before = source.fingerprint("train")
     (folder / "a1.txt").write_text("Another.\n")
     assert source.fingerprint("train") != before
+
+
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
+    (tmp_path / "a[1].txt").write_text("Brackets.\n")
+    (tmp_path / "a1.txt").write_text("None.\n")
+    named = DocumentFiles(train=f"{tmp_path}/a[1].txt")
+    assert list(named.documents("train")) == ["Brackets."]
+    (tmp_path / "a[1].txt").unlink()
+    assert list(named.documents("train")) == ["None."]
+
+
+def test_other_rules_are_other_pairs(folder, monkeypatch):
+    source = GapSource(DocumentFiles(train=f"{folder}/a*"))
+    found = source.fingerprint("train")
+    monkeypatch.setattr("tf_teaforn.data.documents.version", lambda name: f"{name} 9")
+    assert source.fingerprint("train") == found.replace(
+        f"sentencex-{version('sentencex')}", "sentencex-sentencex 9"
+    )
+    monkeypatch.setattr("tf_teaforn.data.documents.VERSION", 99)
+    assert source.fingerprint("train").startswith("gaps-99:")
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,26 @@ def test_split_sentences():
 
 
 @hypothesis.given(
-    strategies.text(alphabet="aB .!?\n\t\u3002\u00e9\u2028\xa0<\U0001f600", max_size=80)
+    strategies.text(alphabet="aB .!?\n\r\t\u3002\u00e9\u2028\xa0<\U0001f600", max_size=80),
+    strategies.sampled_from((1, 400)),
 )
 @hypothesis.settings(deadline=None)
-def test_sentences_joined_are_the_text(text):
+def test_sentences_joined_are_the_text(text, times):
+    text *= times
     sentences = split_sentences(text)
     assert "".join(sentences) == (text if text.strip() else "")
     assert all(sentence.strip() for sentence in sentences)
+
+
+@pytest.mark.parametrize("blank", ["\n\n", "\n\r\n", "\n\n\n", " \n\n"])
+@pytest.mark.parametrize("count", [3, 600])
+def test_sentences_of_long_texts_begin_where_they_begin(blank, count):
+    lines = [f"Sentence number {i} is here." for i in range(count)]
+    text = f"\n\nA short title{blank}{' '.join(lines)}{blank}The end.{blank}"
+    sentences = split_sentences(text)
+    assert "".join(sentences) == text
+    stripped = [sentence.strip() for sentence in sentences]
+    assert stripped == ["A short title", *lines, "The end."]
 
 
 def rouge(sentences):

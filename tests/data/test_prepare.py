@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.documents import DOCUMENTS
-from tf_teaforn.data.documents import DocumentFiles, GapSource, PreparedSource
+from tf_teaforn.data.documents import DocumentFiles, GapSource, PreparedSource, TfdsDocuments
 from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
 from tf_teaforn.errors import UserError
 
@@ -63,6 +63,13 @@ def test_shards(source, tmp_path):
     with pytest.raises(UserError, match="was begun with other documents, settings or --shards"):
         prepare.prepare(source, str(folder), 4, OPTIONS)
     assert files(folder) == before
+
+
+def test_data_that_are_not_prepared_leave_nothing_behind(tmp_path):
+    source = GapSource(TfdsDocuments("gigaword", "document", "document", data_dir=str(tmp_path)))
+    with pytest.raises(UserError, match=r"^gigaword \(split train\) is not prepared"):
+        prepare.prepare(source, str(tmp_path / "out"), SHARDS, OPTIONS)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_failing_run_leaves_no_shard_and_no_manifest(source, tmp_path, monkeypatch):

@@ -15,11 +15,12 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
 from etils import epath
 
-from tf_teaforn.data.gaps import GapSettings, gap_examples
+from tf_teaforn.data.gaps import VERSION, GapSettings, gap_examples
 from tf_teaforn.data.sources import (
     TfdsSource,
     check_split,
@@ -82,7 +83,10 @@ class DocumentFiles:
             if "**" in pattern:
                 raise UserError(f"{flag}={pattern}: ** is not known. Write a * for each folder.")
             path = epath.Path(os.path.expanduser(pattern))
-            matching = sorted(map(str, path.parent.glob(path.name)))
+            # A name with brackets may be a file's.
+            matching = (
+                [str(path)] if path.exists() else sorted(map(str, path.parent.glob(path.name)))
+            )
             if not matching:
                 raise UserError(f"{flag}={pattern}: there is no such file.")
             found += matching
@@ -138,7 +142,8 @@ class GapSource:
         return itertools.chain.from_iterable(chunks)
 
     def fingerprint(self, split: str) -> str:
-        return f"gaps:{self.settings}:{self.source.fingerprint(split)}"
+        rules = f"gaps-{VERSION}:sentencex-{version('sentencex')}"
+        return f"{rules}:{self.settings}:{self.source.fingerprint(split)}"
 
     def with_data_dir(self, data_dir: str) -> GapSource:
         """The same, reading TFDS from `data_dir`."""

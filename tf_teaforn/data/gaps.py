@@ -15,6 +15,8 @@ import sentencex
 
 from tf_teaforn.errors import UserError
 
+# Raised when the same documents give other pairs.
+VERSION = 1
 # PEGASUS' name of the token that stands for a sentence.
 MASK = "<mask_1>"
 SELECTIONS = ("ind_orig", "random", "lead")
@@ -77,17 +79,29 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
     (about 50,000 sentences a second) to keep up with training.
     """
     sentences: list[str] = []
-    end = 0
-    # sentencex 1.0.32 cannot take a no-break space and its like after a capital letter.
-    for plain in sentencex.segment(language, _WIDE_SPACE.sub(" ", document)):
-        start, end = end, end + len(plain)
-        piece = document[start:end]
+    for piece in _pieces(document, language):
         # White space before the first sentence joins it, all other the one it follows.
         if sentences and (piece.isspace() or sentences[-1].isspace()):
             sentences[-1] += piece
         else:
             sentences.append(piece)
     return sentences if document.strip() else []
+
+
+def _pieces(document, language):
+    """What sentencex cuts a text into, and what it leaves out, in order."""
+    # sentencex 1.0.32 cannot take a no-break space and its like after a capital letter.
+    text = _WIDE_SPACE.sub(" ", document)
+    end = 0
+    for plain in sentencex.segment(language, text):
+        # Above 10 KiB it leaves out blank lines.
+        start = text.index(plain, end)
+        if end < start:
+            yield document[end:start]
+        end = start + len(plain)
+        yield document[start:end]
+    if end < len(document):
+        yield document[end:]
 
 
 def words(text: str) -> list[str]:

@@ -52,6 +52,9 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         UserError: the folder holds, or was begun with, other documents or settings.
     """
     splits = {split: source.fingerprint(split) for split in source.splits or ("train",)}
+    for split in source.splits:
+        # Documents that cannot be read are known before anything is written.
+        next(source.source.documents(split), None)
     folder = epath.Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"splits": splits, "shards": shards}, indent=2) + "\n"
