@@ -48,12 +48,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def changed(folders, tmp_path):
-    """Copies a folder with other settings and tensors (None: without it); returns the copy."""
+    """Copies a folder with other settings and tensors (None: without them); returns the copy."""
 
     def change(name, settings=None, tensors=None):
         folder = shutil.copytree(folders[name], tmp_path / "copy")
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | (settings or {})))
+        config = {k: v for k, v in (config | (settings or {})).items() if v is not None}
+        (folder / "config.json").write_text(json.dumps(config))
         weights = safetensors.numpy.load_file(folder / "model.safetensors")
         weights = {k: v for k, v in (weights | (tensors or {})).items() if v is not None}
         safetensors.numpy.save_file(weights, folder / "model.safetensors")
@@ -260,6 +261,47 @@ def test_t5_with_an_output_of_its_own(changed, family):
     mixed = model.embedding.expectation(expected, 312)
     table = ops.convert_to_numpy(model.embedding.embeddings)
     np.testing.assert_allclose(mixed, ops.convert_to_numpy(probabilities) @ table, atol=1e-4)
+
+
+@pytest.mark.parametrize(("model_type", "factor"), [("mt5", 1.0), ("t5", 16**-0.5)])
+def test_only_t5_divides_where_tied(model_type, factor, changed, family):
+    """Transformers 5 writes that mT5, too, is tied."""
+    it = family("t5_v1_1")
+    settings = {"model_type": model_type, "tie_word_embeddings": True}
+    model = open_folder(changed("t5_v1_1", settings | {"scale_decoder_outputs": None})).build()
+    inputs, _, _ = it.batch(it.ids("source_ids"), it.ids("target_ids"))
+    expected = factor * ops.convert_to_numpy(it.seq2seq(inputs))
+    np.testing.assert_allclose(ops.convert_to_numpy(model(inputs)), expected, atol=1e-5)
+
+
+def test_a_shared_table_under_another_name(changed, family):
+    """As facebook/bart-large-cnn has it; an index of shards that are gone lies beside."""
+    folder = changed("bart")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    kept = "model.decoder.embed_tokens.weight"
+    weights[kept] = weights.pop("model.shared.weight")
+    names = ("model.shared.weight", "model.encoder.embed_tokens.weight", "lm_head.weight")
+    metadata = {"format": "pt", **dict.fromkeys(names, kept)}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata)
+    index = {"weight_map": {"model.shared.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for ours, weight in zip(
+        family("bart").seq2seq.weights, open_folder(folder).build().weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours, weight)
+
+
+def test_a_file_without_the_head_of_a_task(changed, family):
+    """As BartModel is saved."""
+    folder = changed("bart", tensors={"final_logits_bias": None})
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    assert all(name.startswith("model.") for name in weights)
+    bare = {name.removeprefix("model."): value for name, value in weights.items()}
+    safetensors.numpy.save_file(bare, folder / "model.safetensors")
+    for ours, weight in zip(
+        family("bart").seq2seq.weights, open_folder(folder).build().weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours, weight)
 
 
 def test_marian_that_starts_from_a_vector(changed, folders, family):

@@ -3,6 +3,7 @@
 examples/check_transformers.py compares logits where transformers is installed.
 """
 
+import contextlib
 import json
 
 import numpy as np
@@ -131,5 +132,14 @@ def test_the_command(trained, call_command, tmp_path, capsys):
     capsys.readouterr()
     assert call_command("export", *flags, out) == 2
     assert "is not empty" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    with contextlib.chdir(tmp_path / "empty"):
+        for current in (".", str(tmp_path / "empty")):
+            assert call_command("export", *flags, f"--export_dir={current}") == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.endswith(
+                f"--export_dir={current} is the current folder: name one inside it."
+            )
+    assert list((tmp_path / "empty").iterdir()) == []
     assert call_command("export", *flags, out, "--weights_dtype=bfloat16") == 2
     assert "--format=transformers: leave out --weights_dtype" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from tf_teaforn.pretrained.transformer import (
     layer_variables,
 )
 
-_EMBEDDING = "model.shared.weight"
+_BASE = "model."
+_EMBEDDING = f"{_BASE}shared.weight"
 _BIAS = "final_logits_bias"
 # Other names of the one table, which older files have besides.
 _COPIES = (
@@ -46,6 +47,9 @@ class BartLayout(HuggingFaceFolder):
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
+        if not any(name.startswith(_BASE) for name in tensors.shapes):
+            # Saved without the head of a task, as BartModel is.
+            tensors = tensors.under(_BASE)
         check_sizes(tensors, self.tokenizer.vocabulary_size, *self._parts.values())
         seq2seq = self._random_model(
             tensors,

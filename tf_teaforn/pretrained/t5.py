@@ -86,10 +86,10 @@ class T5(HuggingFaceFolder):
             decoder,
             dtype=dtype,
             tied=tied,
-            # Older files do not say so of 1.1, but that it is not tied.
-            divided=settings.get(
-                "scale_decoder_outputs", settings.get("tie_word_embeddings", True)
-            ),
+            # mT5 never divides, tied or not. Older files do not say so of 1.1, but that it is not
+            # tied.
+            divided=settings["model_type"] != "mt5"
+            and settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True)),
         )
         variables = {variable.path: variable for variable in seq2seq.weights}
         sources = dict(_sources(seq2seq))

@@ -66,6 +66,14 @@ class TensorFile:
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]
 
+    def under(self, prefix):
+        """The same with `prefix` in front of every name."""
+        return TensorFile(
+            self.origin,
+            {prefix + name: shape for name, shape in self.shapes.items()},
+            lambda name: self.read(name.removeprefix(prefix)),
+        )
+
 
 def assign(variables, sources, tensors, ignored=()):
     """Sets variables from the tensors of a file.
@@ -156,7 +164,8 @@ def open_safetensors(folder):
     folder = epath.Path(folder)
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
-    if index.exists():
+    # As in transformers, the one file comes first: an index may be left from earlier shards.
+    if not (folder / names[0]).exists() and index.exists():
         names = sorted({*read_settings(folder, index.name).get("weight_map", {}).values()})
     places = {}
     for name in names:
@@ -190,7 +199,11 @@ class _Place:
 
 
 def _read_header(path):
-    """{name: `_Place`} of a file: 8 bytes of length, a JSON header of offsets, the data."""
+    """{name: `_Place`} of a file: 8 bytes of length, a JSON header of offsets, the data.
+
+    Of tensors that share their memory, safetensors may keep one, and the others as {name: name of
+    that one} in the header's metadata.
+    """
     places = {}
     total = path.stat().length
     try:
@@ -199,7 +212,7 @@ def _read_header(path):
             if data > total:
                 raise ValueError("it is cut off")
             header = json.loads(file.read(data - 8))
-        header.pop("__metadata__", None)
+        aliases = header.pop("__metadata__", {})
         for name, entry in header.items():
             start, end = entry["data_offsets"]
             kind, shape = entry["dtype"], tuple(entry["shape"])
@@ -211,6 +224,9 @@ def _read_header(path):
             if size != end - start or not 0 <= start <= end <= total - data:
                 raise ValueError(f"{name} does not fit in it")
             places[name] = _Place(path, data + start, size, kind, shape)
+        for name, kept in aliases.items():
+            if kept in places:
+                places.setdefault(name, places[kept])
     except (
         OSError,
         ValueError,

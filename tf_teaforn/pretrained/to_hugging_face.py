@@ -56,17 +56,20 @@ def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
     Args:
         seq2seq: `Seq2Seq`.
         tokens: its `SubwordTokenizer`.
-        folder: does not exist, or is empty; written beside and renamed.
+        folder: does not exist, or is empty and not the current one; written beside and renamed.
         max_length: tokens that positions are needed for.
         beam_size: for `generate`.
 
     Raises:
-        UserError: there is no counterpart, or the folder is not empty.
+        UserError: there is no counterpart, or the folder cannot be replaced.
     """
     kind = counterpart(seq2seq)
     folder = epath.Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--export_dir={folder} is not empty: write another.")
+    if os.path.abspath(folder) == os.getcwd():
+        # To replace it would leave the caller in a folder that is gone.
+        raise UserError(f"--export_dir={folder} is the current folder: name one inside it.")
     files = _tokenizer_files(tokens, max_length)
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": seq2seq.start_id}
     config = _config(seq2seq, kind, max_length) | ids
