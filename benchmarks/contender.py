@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 
 _MARK = "measured "
 
@@ -19,9 +20,10 @@ class Contender:
         name: in tables.
         command: list of str, a program that calls `take_turns`.
         environment: variables besides this process's.
+        limit_s: seconds after which the process is ended, whatever it does.
     """
 
-    def __init__(self, name, command, environment=None):
+    def __init__(self, name, command, environment=None, limit_s=threading.TIMEOUT_MAX):
         self.name = name
         self.measured = []
         self._process = subprocess.Popen(
@@ -31,6 +33,9 @@ class Contender:
             text=True,
             env={**os.environ, **(environment or {})},
         )
+        self._timer = threading.Timer(limit_s, self._process.kill)
+        self._timer.daemon = True
+        self._timer.start()
         self._read()
 
     def _read(self):
@@ -49,6 +54,7 @@ class Contender:
         """Ends the process."""
         self._process.stdin.close()
         self._process.wait()
+        self._timer.cancel()
 
     def median(self, name):
         """Median of what it measured under that name."""

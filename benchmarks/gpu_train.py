@@ -4,17 +4,23 @@
     python benchmarks/gpu_train.py --model=pegasus_large --peers=peers/bin/python
 
 Ours: JAX, N = 1, 2, 3, mixed_bfloat16, Adam, without TensorFlow being needed. The peers: Marian or
-PEGASUS of the same sizes, eager and compiled, bfloat16 autocast, fused AdamW. Both draw dropout.
+PEGASUS of the same sizes, eager and compiled, bfloat16 autocast, fused AdamW. Both draw dropout, at
+the same places.
 transformer_big: B=128, S=T=64, V=32000; pegasus_large: B=16, S=1024, T=128, V=96128. The share of
 the card's peak counts the matrix products that training with teacher forcing needs, for N > 1 those
 of N stages; nothing that is computed again. --toy: tiny sizes, on any machine, to try the script.
-Environments: `pip install 'jax[cuda13]' keras keras-nlp`; `pip install torch transformers`.
+--contenders: some of ours:1, ours:2, ours:3, eager, compiled, to continue what was cut short.
+Their environments:
+
+    pip install 'jax[cuda13]>=0.10,<0.12' 'keras>=3.15,<3.16' 'keras-nlp==0.32.*'
+    pip install 'torch==2.13.*' 'transformers==5.24.*'
 """
 
 import argparse
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -43,7 +49,11 @@ SIZES = {"hidden_dim": 1024, "intermediate_dim": 4096}
 HEADS = 16
 TOY_SHAPE = {"batch_size": 4, "source_length": 16, "target_length": 8, "vocabulary_size": 100}
 TOY_SIZES = {"hidden_dim": 32, "intermediate_dim": 64}
-_DROPOUT = {"attention_dropout": 0.1, "activation_dropout": 0.1}
+# Of the peers, at the places of ours.
+_DROPOUT = {
+    "transformer_big": {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0},
+    "pegasus_large": {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
+}
 # Dense bfloat16 operations a second (NVIDIA's data sheets), by the first part of the device's name
 # that fits.
 PEAKS = {
@@ -83,6 +93,8 @@ def ours(name, toy, n):
     from tf_teaforn import TeaForN, build_model
     from tf_teaforn.jax_backend.strategy import StepRunner, make_strategy
 
+    if not toy and jax.devices()[0].platform != "gpu":
+        sys.exit(f"JAX found no GPU but {jax.devices()[0].platform}: install jax[cuda13].")
     shape, model_sizes = sizes(name, toy)
     vocabulary_size = shape["vocabulary_size"]
     keras.utils.set_random_seed(0)
@@ -121,6 +133,8 @@ def peer(name, toy, compiled):
     import torch
     import transformers
 
+    if not toy and not torch.cuda.is_available():
+        sys.exit("PyTorch found no GPU: install its build for CUDA.")
     shape, model_sizes = sizes(name, toy)
     config_class, model_class = {
         "transformer_big": (transformers.MarianConfig, transformers.MarianMTModel),
@@ -142,8 +156,8 @@ def peer(name, toy, compiled):
             encoder_ffn_dim=model_sizes["intermediate_dim"],
             decoder_ffn_dim=model_sizes["intermediate_dim"],
             max_position_embeddings=1024,
-            dropout=0.1,
-            **(_DROPOUT if name == "pegasus_large" else {}),
+            activation_function="relu",
+            **_DROPOUT[name],
             scale_embedding=True,
             pad_token_id=0,
             eos_token_id=1,
@@ -203,6 +217,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", choices=list(SHAPES), required=True)
     parser.add_argument("--peers", help="Python with torch and transformers")
+    parser.add_argument("--contenders", help="names, separated by commas; default: all there are")
+    parser.add_argument("--limit_s", type=float, default=300.0, help="of a contender, in all")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a turn; each has three")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
@@ -218,7 +234,14 @@ def main():
 
     pythons = {f"ours:{n}": sys.executable for n in (1, 2, 3)}
     if arguments.peers:
+        if not shutil.which(arguments.peers):
+            parser.error(f"--peers={arguments.peers}: there is no such program")
         pythons |= {"eager": arguments.peers, "compiled": arguments.peers}
+    if arguments.contenders:
+        names = arguments.contenders.split(",")
+        if not set(names) <= set(pythons):
+            parser.error(f"--contenders={arguments.contenders}: there are {', '.join(pythons)}")
+        pythons = {name: pythons[name] for name in names}
     shape, model_sizes = sizes(arguments.model, arguments.toy)
     # Neither the environment's choice of a backend nor a package that is there counts.
     environment = {"KERAS_BACKEND": "jax", "USE_TF": "0", "OMP_NUM_THREADS": str(os.cpu_count())}
@@ -228,11 +251,12 @@ def main():
         options += [f"--seconds={arguments.seconds}"] + ["--toy"] * arguments.toy
         # One after the other: each has the card's memory to itself.
         try:
-            contender = Contender(name, [python, __file__, *options], environment)
+            command = [python, __file__, *options]
+            contender = Contender(name, command, environment, arguments.limit_s)
             for _ in range(3):
                 contender.turn()
-        except RuntimeError as error:
-            # Out of memory, for example: the others have a machine to make use of.
+        except (RuntimeError, OSError) as error:
+            # Out of memory or time, for example: the others have a machine to make use of.
             print(error, file=sys.stderr, flush=True)
             stopped.append(name)
             continue

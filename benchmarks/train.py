@@ -2,11 +2,11 @@
 
     python benchmarks/train.py --peers=peers/bin/python --opennmt=onmt/bin/python
 
-Transformer-base, B=16, S=T=64, V=32000, float32, Adam, dropout 0.1, random weights, two threads;
-ours is the step that bin/train runs, under TensorFlow, for N = 1, 2, 3. The contenders take turns.
-Their environments, on Python 3.11:
+Transformer-base, B=16, S=T=64, V=32000, float32, Adam, ReLU, dropout 0.1 on embeddings and on the
+outputs of sublayers alone, random weights, two threads; ours is the step that bin/train runs, under
+TensorFlow, for N = 1, 2, 3. The contenders take turns. Their environments, on Python 3.11:
 
-    pip install torch transformers
+    pip install 'torch==2.13.*' 'transformers==5.24.*'
     pip install OpenNMT-tf==2.32.0 tensorflow-cpu==2.13.1 numpy==1.24.3 'setuptools<70'
 
 OpenNMT-tf needs TensorFlow 2.13 or older, which is not there for newer Pythons. Without a flag its
@@ -103,7 +103,10 @@ def marian(threads):
             encoder_ffn_dim=SIZES["intermediate_dim"],
             decoder_ffn_dim=SIZES["intermediate_dim"],
             max_position_embeddings=LENGTH,
+            activation_function="relu",
             dropout=0.1,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
             scale_embedding=True,
             pad_token_id=0,
             eos_token_id=1,
@@ -142,6 +145,8 @@ def opennmt():
             num_heads=SIZES["num_heads"],
             ffn_inner_dim=SIZES["intermediate_dim"],
             dropout=0.1,
+            attention_dropout=0.0,
+            ffn_dropout=0.0,
             share_embeddings=opennmt.models.EmbeddingsSharingLevel.ALL,
         )
         model.initialize(
