@@ -383,8 +383,37 @@ def test_a_checkpoint_that_was_moved_and_linked_stays_where_it_is(tmp_path):
 
 def test_one_checkpoint_may_be_replaced(tmp_path):
     save(tmp_path, 1, 2, 3)
-    checkpoint.save(tmp_path, 4, weights_of(4), {}, {}, keep=9, delete=3)
+    checkpoint.save(tmp_path, 4, weights_of(4), {}, {"interrupted": True}, keep=9, delete=[3, 7])
     assert checkpoint.steps(tmp_path) == [1, 2, 4]
+    # Those do not count among the ones that are kept.
+    checkpoint.save(tmp_path, 5, weights_of(5), {}, {"interrupted": False}, keep=3, delete=[4])
+    assert checkpoint.steps(tmp_path) == [1, 2, 5]
+
+
+def test_interrupted_ones_are_known(tmp_path):
+    for step in (1, 2, 3, 4):
+        state = {"interrupted": step > 1}
+        checkpoint.save(tmp_path, step, weights_of(step), {}, state, keep=9)
+    (tmp_path / "checkpoints" / "3" / "state.json").write_text("{")
+    assert checkpoint.interrupted(tmp_path) == [2, 4]
+    assert checkpoint.interrupted(tmp_path / "none") == []
+
+
+def test_best_is_of_a_checkpoint_and_not_of_another_of_its_step(tmp_path):
+    save(tmp_path, 1, 2)
+    assert not checkpoint.is_best(tmp_path, 2)
+    checkpoint.promote_best(tmp_path, 2, {})
+    assert checkpoint.is_best(tmp_path, 2) and not checkpoint.is_best(tmp_path, 1)
+    state = tmp_path / "checkpoints" / "2" / "state.json"
+    whole = state.read_text()
+    state.write_text("{")
+    assert checkpoint.is_best(tmp_path, 2)
+    state.write_text(whole)
+    checkpoint.save(tmp_path, 2, weights_of(9), {}, {}, keep=9)
+    assert not checkpoint.is_best(tmp_path, 2)
+    checkpoint.promote_best(tmp_path, 2, {})
+    (tmp_path / "best" / "state.json").write_text("{")
+    assert not checkpoint.is_best(tmp_path, 2)
 
 
 def test_averaging_different_models_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """One trainer at a time in a folder, and none that is dead."""
 
+import errno
 import json
 import os
 import signal
@@ -60,6 +61,18 @@ def test_a_lock_of_another_command(tmp_path):
             lock.locked(tmp_path, "sweep", "output_dir"),
         ):
             pass
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    message = (
+        rf"^--model_dir={tmp_path}: its file system has no locks \(Function not implemented\)\. "
+    )
+    with pytest.raises(UserError, match=message), lock.locked(tmp_path):
+        pass
 
 
 def test_the_lock_is_freed_by_an_error(tmp_path):

@@ -371,6 +371,21 @@ def test_frozen_parts_stay(parts, shared):
     assert sum(np.size(variable) for variable in model.optimizer.variables) == 2 * trained + 2
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_frozen_parts_stay_frozen_in_a_saved_model(shared, tmp_path):
+    model = teaforn(n=2, shared=shared)
+    model.freeze(["encoder", "decoder"])
+    fit(model, "adam")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    trained = [weight.path for weight in model.trainable_weights]
+    assert [weight.path for weight in loaded.trainable_weights] == trained
+    assert len(trained) < len(model.weights) and len(trained) > 0
+    for each in (model, loaded):
+        each.fit(INPUTS, TARGETS, sample_weight=WEIGHTS, batch_size=4, shuffle=False, verbose=0)
+    assert_same_weights(loaded, model, atol=1e-6)
+
+
 def test_word_drop_zeroes_whole_embeddings_at_its_rate():
     ids = np.random.default_rng(0).integers(2, VOCABULARY_SIZE, size=(64, 50))
     inputs = {"encoder_token_ids": ids[:, :3], "decoder_token_ids": ids}
@@ -755,3 +770,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(name, bad):
             model.fit(dataset, verbose=0)
     for path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[path])
+    if keras.backend.backend() == "tensorflow":
+        good = tf.data.Dataset.from_tensors((INPUTS, TARGETS, WEIGHTS))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{name}: an id is outside of"):
+            model.fit(good, validation_data=dataset, verbose=0)

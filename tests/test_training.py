@@ -1,8 +1,10 @@
 """Runs that are continued, and runs that go wrong."""
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 
 import keras
@@ -14,7 +16,10 @@ import tf_teaforn
 from tests import nano_model
 from tests.checkpoints import tensors
 from tf_teaforn import checkpoint, lock, training
+from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
+from tf_teaforn.task import get_task
 from tf_teaforn.tf_backend import step_runner
 
 
@@ -103,6 +108,54 @@ def test_an_option_that_is_left_out_is_another_run(nano, tmp_path, capsys):
     )
 
 
+def test_the_best_of_weights_that_are_gone_is_replaced(nano, tmp_path):
+    flags = ("--train_steps=1", "--eval_every=1")
+    assert nano(tmp_path, *flags) == 0
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert nano(tmp_path, *flags, "--seed=2") == 0
+    best, _ = checkpoint.load_weights(tmp_path, "best")
+    trained, _ = checkpoint.load_weights(tmp_path, "1")
+    assert all((best[name] == trained[name]).all() for name in trained)
+
+
+def test_an_interrupted_checkpoint_that_a_kill_has_left_goes_with_the_next_save(nano, tmp_path):
+    assert nano(tmp_path, "--train_steps=2", "--checkpoint_every=1") == 0
+    weights, optimizer, state = checkpoint.load_training(tmp_path)
+    # Written by a signal, and not yet deleted when step 2 was there.
+    checkpoint.save(tmp_path, 1, weights, optimizer, {**state, "interrupted": True}, keep=9)
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert nano(tmp_path, "--train_steps=3", "--checkpoint_every=1") == 0
+    assert checkpoint.steps(tmp_path) == [2, 3]
+
+
+def test_a_worker_of_other_settings_is_refused(nano, tmp_path):
+    """On a fresh run too, where one process may start anew with other ones."""
+    model_dir = tmp_path / "run"
+    model_dir.mkdir()
+    run = object.__new__(training.Run)
+    run.model_dir, run.task = model_dir, get_task("demo_enfr")
+    chiefs = RunConfig(task="demo_enfr", data_dir="a")
+    model_dirs.write_config(model_dir, chiefs, [])
+    run.config = dataclasses.replace(chiefs, data_dir="b")
+    run._check_settings(of_all_workers=True)
+    for name, value in (("seed", 2), ("log_every", 7), ("batch_tokens", 99), ("train_steps", 3)):
+        run.config = chiefs.replace({name: value})
+        run._check_settings()
+        with pytest.raises(UserError, match=f"other settings: --{name}: .* there, {value} here"):
+            run._check_settings(of_all_workers=True)
+
+
+def test_other_data_need_another_vocabulary(tmp_path):
+    """Also while there is no checkpoint, but the vocabulary of the first data."""
+    run = object.__new__(training.Run)
+    run.model_dir, run.task = tmp_path, get_task("gsg")
+    earlier = RunConfig(task="gsg", task_options={"prepared": "/a"})
+    model_dirs.write_config(tmp_path, earlier, [])
+    run.config = dataclasses.replace(earlier, task_options={"prepared": "/b"})
+    with pytest.raises(UserError, match="--prepared: /a there, /b here"):
+        run._check_settings()
+
+
 # Step 3 has its turn anyway, or is saved because of the signal only: then the next save removes it.
 @pytest.mark.parametrize(("every", "kept"), [(3, [2, 3, 4]), (5, [2, 4])])
 def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch, every, kept):
@@ -117,7 +170,7 @@ def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", interrupted)
         assert nano(tmp_path, *flags) == 143
-    assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.best_step(tmp_path) == 2
+    assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.is_best(tmp_path, 2)
     assert nano(tmp_path, *flags) == 0
     assert checkpoint.steps(tmp_path) == kept
 

@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,7 +74,7 @@ def save(
     optimizer: Mapping[str, np.ndarray],
     state: Mapping[str, Any],
     keep: int,
-    delete: int | None = None,
+    delete: Collection[int] = (),
 ) -> epath.Path:
     """Writes a checkpoint, then deletes the oldest beyond `keep`, never the one just written.
 
@@ -84,7 +84,7 @@ def save(
         weights, optimizer: arrays of any shape by name; booleans, integers or IEEE floats.
         state: whatever else is needed to go on, as JSON.
         keep: how many checkpoints to leave, at least 1.
-        delete: step of another checkpoint that goes first, if it is there.
+        delete: steps of other checkpoints that go first, as far as they are there.
 
     Returns:
         The checkpoint's folder.
@@ -102,11 +102,9 @@ def save(
         _clear_leftovers(folder.parent)
         _write_folder(folder, files, {"step": step, "state": dict(state)})
         others = [other for other in steps(model_dir) if other != step]
-        if delete in others:
-            others.remove(delete)
-            others.insert(0, delete)
-            keep = min(keep, len(others))
-        for other in others[: max(0, len(others) + 1 - keep)]:
+        kept = [other for other in others if other not in delete]
+        oldest = kept[: max(0, len(kept) + 1 - keep)]
+        for other in sorted({*others} - {*kept} | {*oldest}):
             _remove(_find(folder.parent / str(other)))
     return folder
 
@@ -242,13 +240,32 @@ def latest_state(model_dir: epath.PathLike) -> dict[str, Any] | None:
     return None
 
 
-def best_step(model_dir: epath.PathLike) -> int | None:
-    """Training step of `<model_dir>/best`; None if there is none that is whole."""
+def interrupted(model_dir: epath.PathLike) -> list[int]:
+    """Steps of the checkpoints whose state says "interrupted"."""
+    found = []
+    for step in steps(model_dir):
+        with contextlib.suppress(DamagedCheckpointError):
+            record = _read_record(_find(_checkpoints(model_dir) / str(step)))
+            if record["state"].get("interrupted"):
+                found.append(step)
+    return found
+
+
+def is_best(model_dir: epath.PathLike, step: int) -> bool:
+    """Whether `<model_dir>/best` has the weights of the checkpoint of `step`, which is there."""
     folder = _find(epath.Path(model_dir) / "best")
     try:
-        return _read_record(folder)["step"] if folder else None
+        best = _read_record(folder) if folder else None
     except DamagedCheckpointError:
-        return None
+        best = None
+    if best is None or best["step"] != step:
+        return False
+    try:
+        source = _read_record(_find(_checkpoints(model_dir) / str(step)))
+    except DamagedCheckpointError:
+        # The copy is what there is of it.
+        return True
+    return best["files"][_MODEL] == source["files"][_MODEL]
 
 
 def promote_best(model_dir: epath.PathLike, step: int, metrics: Mapping[str, float]) -> epath.Path:

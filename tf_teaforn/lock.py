@@ -34,7 +34,7 @@ def locked(folder, command="train", flag="model_dir"):
         flag: what names the folder.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, or the file system has no locks.
     """
     folder = epath.Path(folder)
     made = not folder.exists()
@@ -88,6 +88,12 @@ def _acquire(path, flag):
         except BlockingIOError:
             os.close(descriptor)
             raise _in_use(path, flag, _read(path)) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise UserError(
+                f"--{flag}={path.parent}: its file system has no locks ({error.strerror}). Mount "
+                f"it with them, or take another --{flag}."
+            ) from error
         # The file may have been removed by its owner between the two calls.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):

@@ -20,7 +20,12 @@ def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     path = epath.Path(path)
     aside = path.with_name(f"{path.name}.partial")
     try:
-        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+        with aside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if not is_remote(path):
+                # The new name must not outlive a power cut without the content.
+                file.flush()
+                os.fsync(file.fileno())
         aside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from keras import ops
 from tf_teaforn import objective
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.recompute import recompute
+from tf_teaforn.models.seq2seq import keep_frozen
 
 if keras.backend.backend() == "jax":
     from tf_teaforn.jax_backend.train_step import TrainStep
@@ -131,6 +132,7 @@ class TeaForN(TrainStep, keras.Model):
         decoder = self.seq2seq.decoder
         clone = type(decoder).from_config({**decoder.get_config(), "name": f"decoder_{stage}"})
         clone.build(None)
+        keep_frozen(clone)
         if self.clone_init == "copy":
             clone.set_weights(decoder.get_weights())
         return clone

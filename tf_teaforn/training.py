@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import sys
 import tempfile
 import time
@@ -48,6 +49,8 @@ _logger = logging.getLogger(__name__)
 _CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
 _CHANGEABLE += ("steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens")
+# Options of a task that its vocabulary does not depend on.
+_OF_NO_VOCABULARY = ("valid_files", "test_files", "metric")
 
 
 def build_vocabulary(task, vocabulary_size, path):
@@ -117,7 +120,7 @@ class Run:
             model_dirs.write_config(model_dir, config, list(command))
         self.workers.wait()
         # Whoever was started with other settings sees it here.
-        self._check_settings()
+        self._check_settings(of_all_workers=not self.workers.chief)
         self.writer = None
         self.state = {
             "best": None,
@@ -130,13 +133,15 @@ class Run:
             "vocabulary": self.tokenizer.fingerprint,
         }
         self.step = 0
-        self._obsolete = None
+        self._obsolete = []
 
-    def _check_settings(self):
+    def _check_settings(self, of_all_workers=False):
         if not (self.model_dir / model_dirs.CONFIG).exists():
             return
         earlier = model_dirs.read_config(self.model_dir)
-        if checkpoint.steps(self.model_dir):
+        if of_all_workers:
+            fixed = {*earlier.flat(), *self.config.flat()} - {"data_dir"}
+        elif checkpoint.steps(self.model_dir):
             changeable = {*_CHANGEABLE}
             if self.config.training.schedule != "linear":
                 changeable.add("train_steps")
@@ -144,7 +149,7 @@ class Run:
             fixed = {*earlier.flat(), *self.config.flat()} - changeable
         else:
             # There is nothing yet but the vocabulary.
-            fixed = {"task", "vocab_size", "train_files"}
+            fixed = {"task", "vocab_size", *self.task.options} - {*_OF_NO_VOCABULARY}
         differences = [
             line
             for line in earlier.differences(self.config)
@@ -266,7 +271,8 @@ class Run:
         checkpoint.assign(model_dirs.named_weights(self.model), weights)
         checkpoint.assign(self._training_variables(), optimizer)
         self.step = state.pop("step")
-        self._obsolete = self.step if state.pop("interrupted", False) else None
+        state.pop("interrupted", None)
+        self._obsolete = checkpoint.interrupted(self.model_dir)
         if state.get("replicas", self.replicas) != self.replicas:
             _logger.warning(
                 "So far the run had %d replicas, now it has %d: other examples share a batch.",
@@ -308,6 +314,7 @@ class Run:
         for name, value in weights.items():
             self._check_finite(np.isfinite(value).all(), f"weight {name}")
         if self.workers.chief:
+            self._sync_records()
             checkpoint.save(
                 self.model_dir,
                 self.step,
@@ -317,7 +324,7 @@ class Run:
                 keep=self.config.training.keep + interrupted,
                 delete=self._obsolete,
             )
-            self._obsolete = self.step if interrupted else None
+            self._obsolete = [self.step] if interrupted else []
 
     def _settings(self):
         """Digest of all that makes checkpoints ones of the same run, to be averaged."""
@@ -403,6 +410,9 @@ class Run:
                         self._check_steps(train_cache)
                         self._log(bar, window)
                         window = _Window(self.step)
+                if self.step % training.checkpoint_every == 0:
+                    # Waits for the steps that are under way, whose time counts.
+                    self._check_steps(train_cache)
                 with window.paused():
                     stopping = self.workers.sum(interruption.requested) > 0
                     if not (stopping or self.state["validated"]):
@@ -410,7 +420,6 @@ class Run:
                             valid_cache, translator, examples, interruption
                         )
                     elif not stopping and self.step % training.checkpoint_every == 0:
-                        self._check_steps(train_cache)
                         self.save()
                     if stopping:
                         self._check_steps(train_cache)
@@ -589,9 +598,7 @@ class Run:
     def _publish_best(self):
         """Brings `best/` up to date, also after a run that was killed before it could."""
         step = self.state["best_step"]
-        if checkpoint.best_step(self.model_dir) == step or step not in checkpoint.steps(
-            self.model_dir
-        ):
+        if step not in checkpoint.steps(self.model_dir) or checkpoint.is_best(self.model_dir, step):
             return
         if self.config.training.export_on_best:
             export(self.model_dir, self.model_dir / "export", str(step))
@@ -601,6 +608,13 @@ class Run:
         line = json.dumps({"kind": kind, "step": self.step, **values})
         with (self.model_dir / _RECORDS).open("a") as file:
             file.write(line + "\n")
+
+    def _sync_records(self):
+        """Records up to a checkpoint outlive a power cut as the checkpoint does."""
+        path = self.model_dir / _RECORDS
+        if path.exists() and not is_remote(path):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def _forget_later_records(self):
         """Drops what will be written again."""

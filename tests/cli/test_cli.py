@@ -1,5 +1,6 @@
 """The commands as a user runs them: what they write, say and refuse."""
 
+import errno
 import gzip
 import io
 import json
@@ -935,6 +936,22 @@ class TestApp:
         [
             (UserError("one\n  two"), 2, "command: one two"),
             (PermissionError(13, "Permission denied", "/x"), 2, "command: /x: Permission denied."),
+            (
+                OSError(errno.EDQUOT, "Disk quota exceeded"),
+                2,
+                "command: output: Disk quota exceeded.",
+            ),
+            (
+                tf.errors.ResourceExhaustedError(None, None, "/x; No space left on device\nmore"),
+                2,
+                "command: /x; No space left on device.",
+            ),
+            (
+                tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9]\nmore"),
+                2,
+                "command: Not enough memory (OOM when allocating [9]). Take a smaller beam, batch "
+                "or model.",
+            ),
             (KeyboardInterrupt(), 130, "Interrupted."),
         ],
     )

@@ -102,6 +102,8 @@ def define_model_flags(values):
     )
 
 
+# No space, a quota, a disk or a server that fails.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 _ADDRESS = re.compile(r"\b(gs|s3)://")
 # Flags that may hold addresses of other kinds.
 _NO_PATHS = ("beam_options", "init_from", "model", "tpu")
@@ -264,8 +266,8 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        # A full disk under standard output has no name.
-        if error.filename is None and error.errno != errno.ENOSPC:
+        # What is wrong with standard output, or with a disk as a whole, has no name.
+        if error.filename is None and error.errno not in _DISK_ERRORS:
             raise
         _fail(f"{error.filename or 'output'}: {error.strerror}.")
     except KeyboardInterrupt:
@@ -276,6 +278,9 @@ def run(define_flags, main, description, backends=("tensorflow",)):
             _fail(message)
         if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
             first_line = str(error).partition("\n")[0]
+            if re.search("No space left|[Qq]uota", first_line):
+                # TensorFlow calls a full disk an exhausted resource too.
+                _fail(f"{first_line}.")
             _fail(f"Not enough memory ({first_line}). Take a smaller beam, batch or model.")
         # TensorFlow's errors on remote file systems are of no common kind.
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):

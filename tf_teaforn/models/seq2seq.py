@@ -9,6 +9,14 @@ from tf_teaforn.models.recompute import recompute
 PARTS = ("embedding", "encoder", "decoder")
 
 
+def keep_frozen(layer):
+    """Freezes the layers in one that was made from the configuration of a frozen one."""
+    if not layer.trainable:
+        # Setting what is set already would reach none of them.
+        layer.trainable = True
+        layer.trainable = False
+
+
 @keras.saving.register_keras_serializable("tf_teaforn")
 class Seq2Seq(keras.Model):
     """Encoder-decoder with one embedding for source, target and softmax.
@@ -38,6 +46,7 @@ class Seq2Seq(keras.Model):
         for layer in (getattr(self, part) for part in PARTS):
             if not layer.built:
                 layer.build(None)
+            keep_frozen(layer)
         self.built = True
 
     @property

@@ -29,7 +29,10 @@ class TrainStep:
         Raises:
             tf.errors.InvalidArgumentError: there is such an id.
         """
-        return super().fit(_with_checks(x, self.seq2seq.vocabulary_size), *args, **kwargs)
+        size = self.seq2seq.vocabulary_size
+        if "validation_data" in kwargs:
+            kwargs["validation_data"] = _with_checks(kwargs["validation_data"], size)
+        return super().fit(_with_checks(x, size), *args, **kwargs)
 
     def evaluate(self, x=None, *args, **kwargs):
         """Keras' own; as `fit`."""
