@@ -96,7 +96,7 @@ class Translator:
         """Natural-log probabilities of targets, end-of-sentence included: float32 [B].
 
         Args:
-            sources, targets: lists of B str.
+            sources, targets: lists of B str, where "<n>" is a newline.
         """
         if len(sources) != len(targets):
             raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
@@ -132,6 +132,8 @@ class Translator:
 
 def _rows(tokenizer, texts, max_length):
     """(`TokenRows` ended in end-of-sentence, how many texts had to be cut)."""
+    # Not every vocabulary takes "<n>" for a newline.
+    texts = [text.replace(NEWLINE_PIECE, "\n") for text in texts]
     tokens = tokenizer.tokenize(np.array(texts, dtype=object))
     cut = int(np.sum(tokens.row_lengths().numpy() >= max_length))
     ragged = add_eos(tokens, max_length)

@@ -1,5 +1,7 @@
 """The recurrent models keep the decoder contract, compute what NumPy computes, and serve."""
 
+import importlib
+
 import keras
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tf_teaforn import TeaForN, decoding, testing
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.catalog import build_model
-from tf_teaforn.models.rnn import RnnDecoder, RnnEncoder
+from tf_teaforn.models.rnn import CELLS, RnnDecoder, RnnEncoder
 from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
 
 WIDTH = 6
@@ -199,7 +201,13 @@ def test_search_and_export_take_it_as_it_is(trained, tmp_path):
     texts = ["I see the cat", "you have the bird"]
     examples = {"sources": texts, "targets": texts}
     folder = write_saved_model(module, tmp_path, {}, examples, "predict")
-    served = tf.saved_model.load(str(folder)).signatures["serving_default"](tf.constant(texts))
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    served = serve(tf.constant(texts))
+    none = serve(tf.constant([], tf.string))
+    assert {name: value.shape.as_list() for name, value in none.items()} == {
+        "outputs": [0],
+        "scores": [0],
+    }
     ids = tokenizer.encode(texts, 24)
     found = decoding.search(model, {"encoder_token_ids": ids}, config)
     np.testing.assert_allclose(served["scores"], found.scores[:, 0], rtol=1e-4)
@@ -207,3 +215,21 @@ def test_search_and_export_take_it_as_it_is(trained, tmp_path):
     np.testing.assert_allclose(
         decoding.score(model, {"encoder_token_ids": ids}, targets), found.scores[:, 0], rtol=1e-4
     )
+
+
+@cells
+def test_an_export_made_on_a_gpu_is_served_by_a_cpu(cell, trained, tmp_path, monkeypatch):
+    tokenizer = Tokenizer.load(trained.model_dir / "vocab.model")
+    model = model_of(cell, tokenizer.vocabulary_size)
+    texts = {"sources": ["I see the cat", "the cat"], "targets": ["je vois le chat", "le chat"]}
+    ids = {name: tokenizer.encode(values, 24) for name, values in texts.items()}
+    expected = decoding.score(model, {"encoder_token_ids": ids["sources"]}, ids["targets"])
+    keras_rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
+    monkeypatch.setattr(keras_rnn, "_is_gpu_available", lambda: True)
+    module = ServingModule(model, tokenizer, decoding.SearchConfig(), 24, 24)
+    recurrent = [layer for layer in model._flatten_layers() if isinstance(layer, CELLS[cell])]
+    assert [layer.use_cudnn for layer in recurrent] == [False] * 6
+    folder = write_saved_model(module, tmp_path, {}, texts, "score")
+    score = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    inputs, targets = map(tf.constant, texts.values())
+    np.testing.assert_allclose(score(inputs=inputs, targets=targets)["scores"], expected, rtol=1e-4)

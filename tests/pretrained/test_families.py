@@ -17,9 +17,12 @@ from keras import ops
 
 from tests.testdata.lines import plain_lines, text_lines
 from tf_teaforn import testing
+from tf_teaforn.data.marian_tokenizer import MarianTokenizer
+from tf_teaforn.data.tokenizer import load_sentencepiece
 from tf_teaforn.data.tokenizers import load_tokenizer, save_tokenizer
 from tf_teaforn.decoding import SearchConfig, search
 from tf_teaforn.errors import UserError
+from tf_teaforn.inference import Translator
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
 from tf_teaforn.models.position import position_signal
@@ -174,8 +177,15 @@ def test_tokenizer_is_that_of_transformers(name, folders, tmp_path):
         assert text == their_text, line
 
 
-@tokenizers
-def test_a_served_model_needs_tensorflow_alone(name, family, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "of_text"),
+    [
+        ("bart", ["RegexSplitWithOffsets"]),
+        ("t5", ["SentencepieceDetokenizeOp", "SentencepieceTokenizeOp"]),
+        ("marian", ["SentencepieceDetokenizeOp", "SentencepieceTokenizeOp"]),
+    ],
+)
+def test_a_served_model_needs_tensorflow_and_its_text_alone(name, of_text, family, tmp_path):
     it = family(name)
     config = SearchConfig(beam_size=2, max_length=6)
     module = ServingModule(it.seq2seq, it.pretrained.tokenizer, config, 24, 24)
@@ -183,11 +193,80 @@ def test_a_served_model_needs_tensorflow_alone(name, family, tmp_path):
     folder = write_saved_model(
         module, tmp_path, {}, {"sources": texts, "targets": texts}, "predict"
     )
-    served = tf.saved_model.load(str(folder)).signatures["serving_default"](tf.constant(texts))
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    graph = serve.graph.as_graph_def()
+    functions = [node for function in graph.library.function for node in function.node_def]
+    operators = {node.op for node in (*graph.node, *functions)}
+    # Python functions of this process are no part of a SavedModel.
+    assert not [name for name in operators if "PyFunc" in name]
+    assert sorted(name for name in operators if not hasattr(tf.raw_ops, name)) == of_text
+    served = serve(tf.constant(texts))
     ids = it.pretrained.tokenizer.encode(texts, 24)
     found = search(it.seq2seq, {"encoder_token_ids": ids}, config)
     expected = it.pretrained.tokenizer.targets.detokenize(found.token_ids[:, 0]).numpy()
     assert served["outputs"].numpy()[[0, 2]].tolist() == expected[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ">>fra<< We use cout<< function",
+        ">>fra<< a >>deu<< b",
+        ">>fra<<>>deu<< a",
+        ">>fra<<",
+        ">>x\ny<< a",
+        ">><< a<<",
+        ">>fra the train leaves",
+        " >>fra<< a",
+        "a >>fra<< b",
+    ],
+)
+def test_language_codes_of_marian(line, folders):
+    """A code ends at the first "<<", as in transformers 5.24, and pieces are sentencepiece's."""
+    files = {path.name: path.read_bytes() for path in folders["marian"].iterdir()}
+    ids = json.loads(files["vocab.json"])
+    ids |= {">>fra<<": len(ids), ">>deu<<": len(ids) + 1}
+    tokenizer = MarianTokenizer(files | {"vocab.json": json.dumps(ids).encode()})
+    end = line.find("<<") + 2 if line.startswith(">>") and "<<" in line else 0
+    pieces = [line[:end]] if end else []
+    pieces += load_sentencepiece(files["source.spm"]).encode(line[end:], out_type=str)
+    (row,) = tokenizer.tokenize([line]).to_list()
+    assert [tokenizer.order[i] for i in row] == [ids.get(p, ids["<unk>"]) for p in pieces]
+
+
+def test_words_of_bart_beyond_1024_bytes_are_merged_in_parts(folders, monkeypatch):
+    tokenizer = open_folder(folders["bart"]).tokenizer
+    word = "a" + "re" * 600
+    first, second, long = tokenizer.tokenize([word[:1024], word[1024:], word]).to_list()
+    assert len(first) < 600 and long == first + second[1:]
+    texts = [f"see {'é' * 1100} and {word}", word]
+    rows = tokenizer.encode(texts, 9999)
+    assert [text.decode() for text in tokenizer.detokenize(rows).numpy()] == texts
+    monkeypatch.setattr("tf_teaforn.data.byte_pair_tokenizer._LONGEST", 9999)
+    whole, other = tokenizer.tokenize([word[:1024], word]).to_list()
+    assert whole == first and other != long
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "marian"])
+def test_newlines_as_lines_of_files_have_them(name, family):
+    it = family(name)
+    tokenizer = it.pretrained.tokenizer
+    config = SearchConfig(beam_size=2, max_length=6)
+    translator = Translator(it.seq2seq, tokenizer, config, 24, 24)
+    module = ServingModule(it.seq2seq, tokenizer, config, 24, 24)
+
+    def answers(source, target):
+        return (
+            translator.decode([source]),
+            translator.score([source], [target]),
+            translator.count_tokens([target]),
+            module._predict(tf.constant([source]))["scores"],
+            module._score(tf.constant([source]), tf.constant([target]))["scores"],
+        )
+
+    lines = answers("my brother<n>leaves", "the<n>train")
+    for line, text in zip(lines, answers("my brother\nleaves", "the\ntrain"), strict=True):
+        np.testing.assert_array_equal(line, text)
 
 
 @families

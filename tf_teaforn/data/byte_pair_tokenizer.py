@@ -34,12 +34,15 @@ _WORD = "|".join(
 )
 # Words up to so many bytes are merged together; the loop over them takes as many steps.
 _SHORT = 32
+# Longer words are cut into parts of so many bytes, as time grows with the square of their length.
+_LONGEST = 1024
 
 
 class BytePairTokenizer(SubwordTokenizer):
     """BART's vocabulary: `<s>` in front of every text, merges of bytes behind it.
 
-    Names of special tokens inside a text are text. U+FFFF is dropped.
+    Names of special tokens inside a text are text. U+FFFF is dropped. A word of more than 1,024
+    bytes is cut into parts of so many, which are merged each by itself.
 
     Args:
       files: "vocab.json" and "merges.txt".
@@ -110,11 +113,16 @@ class BytePairTokenizer(SubwordTokenizer):
 
     def _merge(self, words):
         """Strings [U] to int32 [U, (T)]."""
-        lengths = tf.strings.length(words)
+        starts = tf.ragged.range(0, tf.strings.length(words), _LONGEST)
+        parts = tf.repeat(words, starts.row_lengths())
+        sizes = tf.fill(tf.shape(starts.values), _LONGEST)
+        parts = tf.strings.substr(parts, starts.values, sizes)
+        lengths = tf.strings.length(parts)
         groups = [tf.where(chosen)[:, 0] for chosen in (lengths <= _SHORT, lengths > _SHORT)]
-        rows = [self._merge_alike(tf.gather(words, group)) for group in groups]
+        rows = [self._merge_alike(tf.gather(parts, group)) for group in groups]
         back = tf.argsort(tf.concat(groups, axis=0))
-        return tf.gather(tf.concat(rows, axis=0), back)
+        merged = tf.gather(tf.concat(rows, axis=0), back)
+        return starts.with_values(merged).merge_dims(1, 2)
 
     def _merge_alike(self, words):
         """The same, with room for the longest word in every row.

@@ -18,7 +18,8 @@ SOURCE_FILE = "source.spm"
 TARGET_FILE = "target.spm"
 VOCABULARY_FILE = "vocab.json"
 
-_LANGUAGE = r"^>>.+<<"
+# Up to the first "<<": others belong to the text.
+_LANGUAGE = r"^>>[\s\S]*?<<"
 
 
 class MarianTokenizer(SubwordTokenizer):

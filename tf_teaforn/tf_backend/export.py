@@ -25,6 +25,8 @@ _LENGTH_STEP = 8
 class ServingModule(tf.Module):
     """Tokenizer, weights and search behind the signatures of the SavedModel.
 
+    "<n>" is a newline in texts that come in; those that go out have newlines.
+
     Signatures:
         serving_default: `inputs` string [B] -> `outputs` string, `scores` float32; [B], or with
             n_best > 1 [B, n_best]. A score is the natural-log sum over the output's tokens,
@@ -37,7 +39,8 @@ class ServingModule(tf.Module):
             float32 [B].
 
     Args:
-        seq2seq: the model; nothing else of training is exported.
+        seq2seq: the model; nothing else of training is exported. Its recurrent layers do without
+            cuDNN from then on.
         tokenizer: `Tokenizer`.
         config: `SearchConfig`.
         max_source_length, max_target_length: longer texts are cut before end-of-sentence.
@@ -65,6 +68,10 @@ class ServingModule(tf.Module):
             else tf.Variable(tf.cast(variable.value, weights_dtype), name=variable.path)
             for variable in seq2seq.weights
         ]
+        for layer in seq2seq._flatten_layers():
+            if hasattr(layer, "use_cudnn"):
+                # Chosen where the graph is made, it could not be served by a CPU.
+                layer.use_cudnn = False
         self._seq2seq = _Untracked(seq2seq)
         self._config = config
         self._max_source_length = max_source_length
@@ -118,7 +125,8 @@ class ServingModule(tf.Module):
         return signatures
 
     def _predict(self, inputs, search=None, length=None):
-        ids = self.tokenizer.encode(inputs, min(self._max_source_length, length or math.inf))
+        max_length = min(self._max_source_length, length or math.inf)
+        ids = self.tokenizer.encode(_with_newlines(inputs), max_length)
         if length:
             ids = tf.ensure_shape(_padded(ids, length), [inputs.shape[0], length])
         else:
@@ -139,7 +147,7 @@ class ServingModule(tf.Module):
 
     def _score(self, inputs, targets):
         source_ids, target_ids = (
-            _rounded_up(tokenizer.encode(texts, max_length), max_length)
+            _rounded_up(tokenizer.encode(_with_newlines(texts), max_length), max_length)
             for tokenizer, texts, max_length in (
                 (self.tokenizer, inputs, self._max_source_length),
                 (self.tokenizer.targets, targets, self._max_target_length),
@@ -155,13 +163,19 @@ class ServingModule(tf.Module):
         return {"outputs": outputs, "scores": scores}
 
 
+def _with_newlines(texts):
+    """Not every vocabulary takes "<n>" for a newline."""
+    return tf.strings.regex_replace(texts, NEWLINE_PIECE, "\n")
+
+
 def _padded(ids, length):
     return tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]])
 
 
 def _rounded_up(ids, max_length):
     """Pads to a multiple of `_LENGTH_STEP`, at most to `max_length`."""
-    steps = -(-tf.shape(ids)[1] // _LENGTH_STEP)
+    # A batch without any text has length 0, which recurrent layers refuse.
+    steps = tf.maximum(1, -(-tf.shape(ids)[1] // _LENGTH_STEP))
     return _padded(ids, tf.minimum(steps * _LENGTH_STEP, max_length))
 
 
