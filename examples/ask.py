@@ -17,9 +17,12 @@ import tensorflow_text  # noqa: E402, F401  registers the tokenizer's operators
 def main(export_dir: str, *sentences: str):
     newest = max((path for path in Path(export_dir).iterdir() if path.name.isdigit()), key=_version)
     answer = tf.saved_model.load(str(newest)).signatures["serving_default"]
-    outputs = answer(inputs=tf.constant(sentences))
-    for sentence, output in zip(sentences, outputs["outputs"].numpy(), strict=True):
-        print(f"{sentence}\n  -> {output.decode()}")
+    outputs = answer(inputs=tf.constant(sentences))["outputs"].numpy()
+    # With --n_best=4 of bin/export there are four for each sentence, else one.
+    for sentence, best in zip(sentences, outputs.reshape(len(sentences), -1), strict=True):
+        print(sentence)
+        for output in best:
+            print(f"  -> {output.decode()}")
 
 
 def _version(path: Path) -> int:

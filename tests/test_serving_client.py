@@ -1,4 +1,7 @@
-"""examples/serving/client.py against a server with the exported model behind the real protocol."""
+"""examples/serving/client.py against a server with the exported model behind the real protocol.
+
+And examples/ask.py, which asks the export itself.
+"""
 
 import json
 import subprocess
@@ -18,8 +21,9 @@ from tensorflow_serving.apis import (
 )
 
 from tf_teaforn.export import export
+from tf_teaforn.inference import load
 
-CLIENT = Path(__file__).parents[1] / "examples" / "serving" / "client.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SENTENCES = ["the cat sees the dog today", "", "un œuf — 卵"]
 
 
@@ -46,13 +50,10 @@ def rest_handler(signature):
         def do_POST(self):  # noqa: N802 (the library's name)
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answer = signature(inputs=tf.constant(body["inputs"]))
-            outputs = {
-                "outputs": [text.decode() for text in answer["outputs"].numpy()],
-                "scores": answer["scores"].numpy().tolist(),
-            }
+            outputs = {name: value.numpy().tolist() for name, value in answer.items()}
             self.send_response(200 if self.path == "/v1/models/translate:predict" else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"outputs": outputs}).encode())
+            self.wfile.write(json.dumps({"outputs": outputs}, default=bytes.decode).encode())
 
         def log_message(self, *arguments):
             pass
@@ -60,26 +61,44 @@ def rest_handler(signature):
     return Handler
 
 
-@pytest.fixture(scope="module")
-def signature(trained, tmp_path_factory):
-    folder = export(trained.model_dir, tmp_path_factory.mktemp("export"))
-    return tf.saved_model.load(str(folder)).signatures["serving_default"]
+@pytest.fixture(scope="module", params=[1, 2])
+def n_best(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def expected(translator):
-    return translator(SENTENCES)
+def version(n_best, trained, tmp_path_factory):
+    return export(trained.model_dir, tmp_path_factory.mktemp("export"), n_best=n_best)
+
+
+@pytest.fixture(scope="module")
+def signature(version):
+    return tf.saved_model.load(str(version)).signatures["serving_default"]
+
+
+@pytest.fixture(scope="module")
+def expected(n_best, trained):
+    """Lines: every sentence, and below it its outputs."""
+    found = load(trained.model_dir, n_best=n_best).decode(SENTENCES)
+    lines = []
+    for sentence, hypotheses in zip(SENTENCES, found, strict=True):
+        lines += [sentence, *(f"  -> {text}" for text, _, _ in hypotheses)]
+    return lines
+
+
+def lines_of(script, *arguments):
+    command = [sys.executable, str(EXAMPLES / script), *arguments, *SENTENCES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def client_lines(*arguments):
-    command = [sys.executable, str(CLIENT), "--model=translate", *arguments, *SENTENCES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [line.rsplit("  (", 1)[0] for line in done.stdout.splitlines()]
+    lines = lines_of("serving/client.py", "--model=translate", *arguments)
+    return [line.rsplit("  (", 1)[0] for line in lines]
 
 
-def printed(outputs):
-    pairs = zip(SENTENCES, outputs, strict=True)
-    return [line for source, output in pairs for line in (source, f"  -> {output}")]
+def test_ask(version, expected):
+    assert lines_of("ask.py", str(version.parent)) == expected
 
 
 def test_grpc(signature, expected):
@@ -90,7 +109,7 @@ def test_grpc(signature, expected):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        assert client_lines("--grpc", f"--host=127.0.0.1:{port}") == printed(expected)
+        assert client_lines("--grpc", f"--host=127.0.0.1:{port}") == expected
     finally:
         server.stop(None)
 
@@ -100,6 +119,6 @@ def test_rest(signature, expected):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         host = f"--host=127.0.0.1:{server.server_port}"
-        assert client_lines(host) == printed(expected)
+        assert client_lines(host) == expected
     finally:
         server.shutdown()

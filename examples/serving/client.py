@@ -9,7 +9,10 @@ import urllib.request
 
 
 def ask_rest(host, model, sentences):
-    """Returns (outputs, scores) by POST /v1/models/<model>:predict; `host` is "name:port"."""
+    """Returns (outputs, scores) by POST /v1/models/<model>:predict; `host` is "name:port".
+
+    Both are lists of lists, best first: of several for each sentence if the export has n_best > 1.
+    """
     request = urllib.request.Request(
         f"http://{host}/v1/models/{model}:predict",
         json.dumps({"inputs": sentences}).encode(),
@@ -17,11 +20,14 @@ def ask_rest(host, model, sentences):
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)["outputs"]
-    return answer["outputs"], answer["scores"]
+    return [
+        [row if isinstance(row, list) else [row] for row in answer[name]]
+        for name in ("outputs", "scores")
+    ]
 
 
 def ask_grpc(host, model, sentences):
-    """Returns (outputs, scores) by PredictionService.Predict; `host` is "name:port"."""
+    """The same by PredictionService.Predict."""
     import grpc
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
@@ -33,8 +39,11 @@ def ask_grpc(host, model, sentences):
     with grpc.insecure_channel(host) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         answer = stub.Predict(request, timeout=60).outputs
-    outputs = [text.decode() for text in tf.make_ndarray(answer["outputs"]).tolist()]
-    return outputs, tf.make_ndarray(answer["scores"]).tolist()
+    outputs, scores = (
+        tf.make_ndarray(answer[name]).reshape(len(sentences), -1).tolist()
+        for name in ("outputs", "scores")
+    )
+    return [[text.decode() for text in row] for row in outputs], scores
 
 
 def main():
@@ -47,8 +56,10 @@ def main():
     ask = ask_grpc if arguments.grpc else ask_rest
     host = arguments.host or ("localhost:8500" if arguments.grpc else "localhost:8501")
     outputs, scores = ask(host, arguments.model, arguments.sentences)
-    for sentence, output, score in zip(arguments.sentences, outputs, scores, strict=True):
-        print(f"{sentence}\n  -> {output}  ({score:.3f})")
+    for sentence, *best in zip(arguments.sentences, outputs, scores, strict=True):
+        print(sentence)
+        for output, score in zip(*best, strict=True):
+            print(f"  -> {output}  ({score:.3f})")
 
 
 if __name__ == "__main__":
