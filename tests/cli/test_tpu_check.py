@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tf_teaforn import TeaForN, build_model
+from tf_teaforn.cli import tpu_check
 from tf_teaforn.flops import training_flops
 from tf_teaforn.optimizers import Adafactor
 
@@ -65,6 +66,44 @@ def test_wrong_numbers(call_command, capsys):
     assert call_command("tpu_check", *SMALL, "--n=1,two") == 2
     expected = "tpu_check: --n=1,two: write whole numbers, e.g. 1,2,3.\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """Whoever asks the compiler for anything fails."""
+    monkeypatch.setattr(tpu_check, "_prepare_environment", lambda: pytest.fail("asked"))
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    "text",
+    ['{"kind": "train", "step": 3}\n', "[1, 2]\n", "a\tb\n", '{"step": {}, "measured": {}}\n{}\n'],
+)
+def test_a_file_of_another_kind_stays_as_it_is(call_command, capsys, tmp_path, text):
+    output = tmp_path / "other"
+    output.write_text(text)
+    assert call_command("tpu_check", *SMALL, f"--output={output}") == 2
+    message = f"--output={output} has other lines than bin/tpu_check writes. Name another file."
+    assert capsys.readouterr().err == f"tpu_check: {message}\n"
+    assert output.read_text() == text
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_file_that_cannot_be_written(call_command, capsys, tmp_path):
+    output = tmp_path / "none" / "steps.jsonl"
+    assert call_command("tpu_check", *SMALL, f"--output={output}") == 2
+    assert capsys.readouterr().err == f"tpu_check: {output}: No such file or directory.\n"
+
+
+def test_a_torn_line_costs_no_other(tmp_path):
+    records = [{"step": {"n": n}, "measured": {"flops": n}} for n in (1, 2)]
+    first, second = map(json.dumps, records)
+    output = tmp_path / "steps.jsonl"
+    output.write_text(f"{first}\n{second[:20]}")
+    assert tpu_check._known(output) == records[:1]
+    with output.open("a") as file:
+        print(second, file=file)
+    assert tpu_check._known(output) == records
 
 
 def test_ratios_are_to_the_first_line():

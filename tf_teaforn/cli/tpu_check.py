@@ -23,6 +23,8 @@ from tf_teaforn.errors import UserError
 
 # Lists here.
 _LISTS = ("n", "remat")
+# Of a line of --output.
+_KEYS = {"step", "measured"}
 # Of models that exist: --model and --vocab_size say their sizes here, and all weights train.
 _NOT_MEASURED = ("init_from", "freeze")
 # Those that a step's program depends on.
@@ -82,6 +84,8 @@ def check(values):
     lengths = config.data.max_source_length, config.data.max_target_length
     batch_size = values.batch_size or max(config.data.batch_tokens // max(lengths), 1)
 
+    known = _known(values.output)
+
     _prepare_environment()
 
     from tf_teaforn.jax_backend import tpu
@@ -102,7 +106,6 @@ def check(values):
     )
     table = Table(_LISTS, values.compile)
     print(table.head, flush=True)
-    known = _known(values.output)
     for remat, n in itertools.product(values.remat, counts):
         settings = {"n": n, "remat": remat}
         changed = config.replace(settings)
@@ -133,11 +136,29 @@ def _versions():
 
 def _known(path):
     """What earlier runs wrote into their --output: a list of {"step": ..., "measured": ...}."""
-    if not path or not os.path.exists(path):
+    if not path:
         return []
-    with open(path) as file:
-        # The last line of a killed process may be torn.
-        return [json.loads(line) for line in file if line.endswith("}\n")]
+    # What cannot be written is told before the compiler takes its minutes.
+    with open(path, "a+", errors="replace") as file:
+        file.seek(0)
+        lines = file.readlines()
+        records = [record for record in map(_record, lines) if record is not None]
+        if not all(_KEYS <= record.keys() for record in records) or (lines and not records):
+            raise UserError(
+                f"--output={path} has other lines than bin/tpu_check writes. Name another file."
+            )
+        if lines and not lines[-1].endswith("\n"):
+            print(file=file)
+    return records
+
+
+def _record(line):
+    try:
+        record = json.loads(line)
+    except ValueError:
+        # Torn when a process was killed.
+        return None
+    return record if isinstance(record, dict) else {}
 
 
 def _prepare_environment():
