@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tf_teaforn.cli import decode
 from tf_teaforn.errors import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -79,7 +80,7 @@ def records(folder):
     return [json.loads(line) for line in lines]
 
 
-def weights(folder, file="model"):
+def tensors(folder, file="model"):
     return safetensors.numpy.load_file(folder / "checkpoints" / "6" / f"{file}.safetensors")
 
 
@@ -95,14 +96,50 @@ def test_a_run_changes_to_jax(runs, name):
 @pytest.mark.parametrize("name", ["jax", "mesh"])
 def test_checkpoints_are_the_same(runs, name):
     for file in ("model", "optimizer"):
-        expected, actual = weights(runs / "tensorflow", file), weights(runs / name, file)
+        expected, actual = tensors(runs / "tensorflow", file), tensors(runs / name, file)
         assert actual.keys() == expected.keys()
         for path, value in expected.items():
             assert actual[path].shape == value.shape, path
-            # Counters have 32 bits under JAX.
             if value.dtype.kind == "f":
                 assert actual[path].dtype == value.dtype, path
                 np.testing.assert_allclose(actual[path], value, rtol=0, atol=2e-5, err_msg=path)
+            else:
+                # Counters have 32 bits under JAX.
+                np.testing.assert_array_equal(actual[path], value, err_msg=path)
+
+
+@pytest.fixture(scope="module")
+def unbroken(flags, tmp_path_factory):
+    """(flags, folder) of six steps under JAX of what has a state: moments, a schedule, dropout."""
+    more = (
+        *flags,
+        "--dropout=0.1",
+        "--word_drop=0.1",
+        "--optimizer=adam",
+        "--learning_rate=0.003",
+        "--schedule=inverse_sqrt",
+        "--warmup_steps=4",
+        "--train_steps=6",
+    )
+    folder = tmp_path_factory.mktemp("unbroken") / "model"
+    on_jax(folder, more)
+    return more, folder
+
+
+def test_a_run_continues_under_jax(unbroken, tmp_path):
+    flags, folder = unbroken
+    model_dir = tmp_path / "model"
+    shutil.copytree(folder, model_dir)
+    # As if it had been killed at the fourth step.
+    shutil.rmtree(model_dir / "checkpoints" / "6")
+    on_jax(model_dir, flags)
+    assert records(model_dir) == records(folder)
+    for file in ("model", "optimizer"):
+        expected, actual = tensors(folder, file), tensors(model_dir, file)
+        assert actual.keys() == expected.keys()
+        assert any("seed_generator" in path for path in expected) == (file == "optimizer")
+        for path, value in expected.items():
+            np.testing.assert_array_equal(actual[path], value, err_msg=path)
 
 
 def test_a_run_changes_back(runs, flags, call_command):
@@ -134,6 +171,50 @@ def test_strategies_that_cannot_be(flags, message):
     settings = dict(flag.removeprefix("--").split("=") for flag in flags)
     with pytest.raises(UserError, match=f"^{message}$"):
         make_strategy(settings.get("strategy", "auto"), settings.get("mesh"))
+
+
+def test_several_processes_are_refused(monkeypatch):
+    import jax
+
+    from tf_teaforn.jax_backend.strategy import make_strategy
+
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    message = (
+        "KERAS_BACKEND=jax runs in one process, and JAX found 4: take the devices of one machine. "
+        "--strategy=multi_worker is for TensorFlow."
+    )
+    for settings in {}, {"name": "one"}, {"mesh": "batch:1"}:
+        with pytest.raises(UserError) as refused:
+            make_strategy(**settings)
+        assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(("backend", "hidden"), [("jax", [([], "GPU")]), ("tensorflow", [])])
+def test_tensorflow_leaves_gpus_to_jax(call_command, monkeypatch, capsys, backend, hidden):
+    import tensorflow as tf
+
+    calls = []
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *call: calls.append(call))
+    monkeypatch.setattr(decode, "decode", lambda values: print(f"decoded after {len(calls)}"))
+    assert call_command("decode", "--model_dir=model") == 0
+    assert calls == hidden and capsys.readouterr().out == f"decoded after {len(hidden)}\n"
+
+
+def test_too_little_memory_is_told_in_a_line(call_command, monkeypatch, capsys):
+    from jax.errors import JaxRuntimeError
+
+    def fail(text):
+        raise JaxRuntimeError(text)
+
+    reason = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
+    monkeypatch.setattr(decode, "decode", lambda values: fail(f"{reason}\nAllocator: x"))
+    assert call_command("decode") == 2
+    line = f"Not enough memory ({reason}). Take a smaller beam, batch or model."
+    assert capsys.readouterr().err == f"decode: {line}\n"
+    monkeypatch.setattr(decode, "decode", lambda values: fail("INTERNAL: of another kind"))
+    with pytest.raises(JaxRuntimeError, match="^INTERNAL: of another kind$"):
+        call_command("decode")
 
 
 def test_a_mesh_is_told_to_jax_alone(flags, call_command, capsys, tmp_path):

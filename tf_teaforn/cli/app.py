@@ -250,6 +250,11 @@ def run(define_flags, main, description, backends=("tensorflow",)):
             print(f"{description.strip()}\n\nFlags:\n{_help(values)}{_task_defaults()}")
         else:
             _check_command_line(values, backends)
+            if os.environ["KERAS_BACKEND"] == "jax":
+                from tf_teaforn.tf_backend.devices import hide_gpus
+
+                # TensorFlow, which reads the data, would take most of their memory.
+                hide_gpus()
             main(values)
         sys.stdout.flush()
     except flags.IllegalFlagValueError as error:
@@ -276,7 +281,7 @@ def run(define_flags, main, description, backends=("tensorflow",)):
     except Exception as error:
         if message := user_error_in(error):
             _fail(message)
-        if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        if _is_out_of_memory(error):
             first_line = str(error).partition("\n")[0]
             if re.search("No space left|[Qq]uota", first_line):
                 # TensorFlow calls a full disk an exhausted resource too.
@@ -286,6 +291,13 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
             raise
         _fail(error)
+
+
+def _is_out_of_memory(error):
+    """Whether Python, TensorFlow or JAX says so; the latter two need not be imported."""
+    kind = type(error).__name__
+    on_jax = kind == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, MemoryError) or kind == "ResourceExhaustedError" or on_jax
 
 
 def _innermost(error):

@@ -20,10 +20,16 @@ def make_strategy(name="auto", mesh=None):
             `name` is left at "auto" then. Without it the model is on every device.
 
     Raises:
-        UserError: unknown name, no TPU, or a mesh of other devices than there are.
+        UserError: unknown name, no TPU, a mesh of other devices than there are, or several
+            processes.
     """
     if name not in STRATEGIES:
         raise UserError(f"--strategy={name}: under JAX write one of {', '.join(STRATEGIES)}.")
+    if jax.process_count() > 1:
+        raise UserError(
+            f"KERAS_BACKEND=jax runs in one process, and JAX found {jax.process_count()}: take the "
+            "devices of one machine. --strategy=multi_worker is for TensorFlow."
+        )
     devices = jax.devices()
     if name == "tpu" and devices[0].platform != "tpu":
         raise UserError(
