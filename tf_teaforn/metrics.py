@@ -24,7 +24,7 @@ _ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _RESAMPLES = 1000
 _SEED = 12345  # sacreBLEU's own
 
-# At its defaults, each is what the `sacrebleu` command computes.
+# At its defaults, each is what the `sacrebleu` command computes where no language is named.
 _SACREBLEU = {
     "bleu": sacrebleu.BLEU,
     "bleu_lc": functools.partial(sacrebleu.BLEU, lowercase=True),
