@@ -568,10 +568,12 @@ def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_
         launched.append(arguments)
         if len(launched) == 1:
             raise KeyboardInterrupt
-        time.sleep(1)
+        assert ended.wait(60)
         raise CommandError("interrupted")
 
+    ended = threading.Event()
     grid = sweep.Sweep(EXPERIMENT, tmp_path, dataclasses.replace(options, parallel=2), task, launch)
+    grid._processes.terminate = ended.set
     with pytest.raises(KeyboardInterrupt):
         grid.run()
     # The interrupted one's thread may have begun another before.
