@@ -1,6 +1,5 @@
 """What a sweep has done, run by run: its results file, kept whole while several threads write."""
 
-import copy
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,8 @@ from tf_teaforn.experiments import results as results_file
 
 class Records:
     """The results file of a sweep, replaced as a whole with every change.
+
+    What is recorded of a run is replaced too, never changed in place: whoever has it may keep it.
 
     Args:
         path: of the file, which need not be there.
@@ -39,15 +40,14 @@ class Records:
             self._results["experiments"][name] = about
             results_file.write(self.path, self._results)
 
-    def run(self, name: str) -> dict[str, Any]:
-        """A copy of what is recorded of a run; empty where nothing is."""
-        with self._lock:
-            return copy.deepcopy(self._results["runs"].get(name, {}))
+    def run(self, name: str) -> Mapping[str, Any]:
+        """What is recorded of a run; empty where nothing is."""
+        return self._results["runs"].get(name, {})
 
-    def runs(self) -> dict[str, dict[str, Any]]:
+    def runs(self) -> dict[str, Mapping[str, Any]]:
         """The same of all runs, by name."""
         with self._lock:
-            return copy.deepcopy(self._results["runs"])
+            return dict(self._results["runs"])
 
     def set_run(self, name: str, record: Mapping[str, Any]):
         """Replaces what is recorded of a run."""

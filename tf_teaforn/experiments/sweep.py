@@ -246,7 +246,7 @@ class Sweep:
 
     def _train(self, run, log, environment):
         model_dir = self._model_dir(run)
-        fresh = not checkpoint.steps(model_dir)
+        fresh = not self._has_checkpoints(run)
         before = self._launched(run, fresh)
         start, usage = time.time(), {}
         try:
@@ -289,7 +289,7 @@ class Sweep:
         try:
             yield
         finally:
-            if aside.exists() and not folder.exists() and not checkpoint.steps(model_dir):
+            if aside.exists() and not folder.exists() and not self._has_checkpoints(run):
                 aside.rename(folder)
 
     # Vocabularies
@@ -401,7 +401,7 @@ class Sweep:
             OtherRunError: what it has is another run.
         """
         record = self.records.run(run.name)
-        if checkpoint.steps(self._model_dir(run)) or record.get("status") != "done":
+        if self._has_checkpoints(run) or record.get("status") != "done":
             return False
         different = self._differences(self._recorded(run, record), self._expected(run))
         if different:
