@@ -233,39 +233,27 @@ def load_training(
 
 def latest_state(model_dir: epath.PathLike) -> dict[str, Any] | None:
     """State of the newest checkpoint with its "step"; None if there is none or it is damaged."""
-    for step in steps(model_dir)[-1:]:
-        with contextlib.suppress(DamagedCheckpointError):
-            record = _read_record(_find(_checkpoints(model_dir) / str(step)))
-            return record["state"] | {"step": record["step"]}
-    return None
+    available = steps(model_dir)
+    record = _whole_record(_checkpoints(model_dir) / str(available[-1])) if available else None
+    return record and record["state"] | {"step": record["step"]}
 
 
 def interrupted(model_dir: epath.PathLike) -> list[int]:
     """Steps of the checkpoints whose state says "interrupted"."""
-    found = []
-    for step in steps(model_dir):
-        with contextlib.suppress(DamagedCheckpointError):
-            record = _read_record(_find(_checkpoints(model_dir) / str(step)))
-            if record["state"].get("interrupted"):
-                found.append(step)
-    return found
+    records = (
+        (step, _whole_record(_checkpoints(model_dir) / str(step))) for step in steps(model_dir)
+    )
+    return [step for step, record in records if record and record["state"].get("interrupted")]
 
 
 def is_best(model_dir: epath.PathLike, step: int) -> bool:
     """Whether `<model_dir>/best` has the weights of the checkpoint of `step`, which is there."""
-    folder = _find(epath.Path(model_dir) / "best")
-    try:
-        best = _read_record(folder) if folder else None
-    except DamagedCheckpointError:
-        best = None
+    best = _whole_record(epath.Path(model_dir) / "best")
     if best is None or best["step"] != step:
         return False
-    try:
-        source = _read_record(_find(_checkpoints(model_dir) / str(step)))
-    except DamagedCheckpointError:
-        # The copy is what there is of it.
-        return True
-    return best["files"][_MODEL] == source["files"][_MODEL]
+    source = _whole_record(_checkpoints(model_dir) / str(step))
+    # Of a damaged one, the copy is what there is.
+    return source is None or best["files"][_MODEL] == source["files"][_MODEL]
 
 
 def promote_best(model_dir: epath.PathLike, step: int, metrics: Mapping[str, float]) -> epath.Path:
@@ -534,6 +522,15 @@ def _read_record(folder: epath.Path) -> dict[str, Any]:
     if foreign:
         raise DamagedCheckpointError(f"{path} lists files that no checkpoint has: {foreign[:5]}")
     return record
+
+
+def _whole_record(folder: epath.Path) -> dict[str, Any] | None:
+    """state.json of a checkpoint's folder; None if that is not there or damaged."""
+    found = _find(folder)
+    try:
+        return _read_record(found) if found else None
+    except DamagedCheckpointError:
+        return None
 
 
 def _read_checked(folder: epath.Path, record: Mapping[str, Any], name: str) -> bytes:
