@@ -38,7 +38,8 @@ def run(arm, seed, scores, task="demo_ende", role="test", **more):
         | {"with": "n1", "baseline": 30.0, "system": 30.25, "p_value": p, "signature": "bs"}
         for k, p in more.get("p_values", {}).items()
     ]
-    losses = {f"loss_{s}": [[5, 3.0 + s], [10, 2.0 + s]] for s in range(arm.n)}
+    # Whole eighths, so that means of seeds are exact.
+    losses = {f"loss_{s}": [[5, 3 + s + seed / 8], [10, 2 + s + seed / 8]] for s in range(arm.n)}
     return {
         name: {
             "task": task,
@@ -52,7 +53,7 @@ def run(arm, seed, scores, task="demo_ende", role="test", **more):
             "train_steps": 10,
             "seconds": 12.0,
             "speed": {"steps_per_second": 6.0 / arm.n, "peak_host_bytes": 1e9 * arm.n},
-            "curves": {"train": losses, "validation": {"loss_0": [[10, 2.5]]}},
+            "curves": {"train": losses, "validation": {"loss_0": [[10, 2 + seed / 4]]}},
             "evaluations": evaluations,
             "comparisons": comparisons,
         }
@@ -329,11 +330,25 @@ def test_the_page_is_whole_and_in_one_file(report):
 
 
 def test_figures(report):
-    folder, _ = report
+    folder, section = report
     pixels = image.imread(folder / "figures" / "base-wmt14_ende-losses.png")
     assert min(pixels.shape[:2]) > 300 and pixels.std() > 0.05
     svg = (folder / "figures" / "base-wmt14_ende-losses.svg").read_text()
     assert svg.startswith("<?xml") and svg.rstrip().endswith("</svg>")
+    panels = {
+        panel.get_title(): {
+            line.get_label(): dict(line.get_xydata().tolist()) for line in panel.get_lines()
+        }
+        for panel in section.figures["base-wmt14_ende-losses"].axes
+    }
+    # Means of seeds 1 and 2: what a run that failed later has trained counts as well.
+    stage_0, stage_1 = {5: 3.1875, 10: 2.1875}, {5: 4.1875, 10: 3.1875}
+    teacher = {"stage 0": stage_0, "validation, stage 0": {10: 2.375}}
+    assert panels == {
+        "Teacher forcing": teacher,
+        "TeaFor2 (λ = .5)": {**teacher, "stage 1": stage_1},
+        "TeaFor2 (λ = .5, own decoders)": {**teacher, "stage 1": stage_1},
+    }
 
 
 def test_discount_is_chosen_on_the_development_set_and_curves_are_drawn(tmp_path):
