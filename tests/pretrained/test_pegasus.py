@@ -114,10 +114,9 @@ def test_fine_tuning_follows_the_curve(pegasus_folder, expected):
     np.testing.assert_allclose(losses, expected["curve"], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_every_stage_learns_real_text(shared, pegasus_folder):
+def test_every_stage_learns_real_text(pegasus_folder):
     pretrained = open_folder(pegasus_folder)
-    model = TeaForN(pretrained.build(), n=3, discount=0.5, shared=shared, label_smoothing=0.0)
+    model = TeaForN(pretrained.build(), n=3, discount=0.5, shared=False, label_smoothing=0.0)
     # A few steps are done before a graph of three decoders would be traced.
     model.compile(keras.optimizers.Adam(1e-2), run_eagerly=True)
     ids = pretrained.tokenizer.encode(plain_lines(32), 16).numpy()
