@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from tf_teaforn.data.tokenizer import Tokenizer, _parts, add_eos, train_sentencepiece
+from tf_teaforn.data.tokenizer import Tokenizer, _draw, _parts, add_eos, train_sentencepiece
 from tf_teaforn.errors import UserError
 
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen".split()
@@ -83,6 +83,31 @@ def test_training_on_a_sample_is_deterministic(model_path, tmp_path):
         return path.read_bytes()
 
     assert train() == train() != model_path.read_bytes()
+
+
+def test_training_on_a_share_of_the_characters(model_path, tmp_path, caplog):
+    def train(most):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="absl"):
+            train_sentencepiece(SENTENCES, 340, tmp_path / "vocab.model", input_characters=most)
+        return (tmp_path / "vocab.model").read_bytes()
+
+    total = sum(map(len, SENTENCES))
+    assert train(total) == model_path.read_bytes()
+    assert "drawn from all" not in caplog.text
+    assert train(total - 1) == train(total - 1) != model_path.read_bytes()
+    found = re.search(r"on (\d+) of 400 sentences, drawn .*: (\d+) of (\d+) char", caplog.text)
+    assert int(found[1]) < 400 and int(found[2]) < int(found[3]) == total
+
+
+def test_what_is_drawn_comes_from_all_of_the_text():
+    texts = [f"{i:04}" for i in range(8_000)]
+    drawn = _draw(iter(texts), 4 * 1_000)
+    assert 900 <= len(drawn) <= 1_000 and drawn == sorted({*drawn})
+    quarters = [sum(low <= int(t) < low + 2_000 for t in drawn) for low in range(0, 8_000, 2_000)]
+    # A quarter each; 5 standard deviations are 68.
+    assert all(abs(count - len(drawn) / 4) < 68 for count in quarters)
+    assert _draw(iter(texts), 4 * 8_000) == texts
 
 
 def test_newlines_separate_training_sentences(model_path, tmp_path):

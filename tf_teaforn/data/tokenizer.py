@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ def train_sentencepiece(
     *,
     character_coverage: float = 0.9995,
     input_sentence_size: int = 5_000_000,
+    input_characters: int = 300_000_000,
     symbols: Sequence[str] = (),
 ) -> None:
     r"""Trains a unigram vocabulary and writes it, whole or not at all, to `output_path`.
@@ -52,7 +54,9 @@ def train_sentencepiece(
       output_path: the `.model` file to write; may be remote.
       character_coverage: share of all characters whose characters get a piece.
       input_sentence_size: the most sentences to train on, above 100; of more, so many are drawn.
-        Training needs about 17 bytes of memory for each of their characters.
+      input_characters: the most characters to train on, above the 4,000 of the longest sentence. Of
+        more, whole sentences are drawn from all of the text, not from its beginning; which ones
+        follows from the sentences alone. Training needs about 17 bytes of memory for each.
       symbols: strings that are a piece of their own wherever they stand in a text.
 
     Raises:
@@ -60,28 +64,18 @@ def train_sentencepiece(
 
     Reference: Kudo, Subword Regularization, 2018 (unigram model); github.com/google/sentencepiece.
     """
-    failure: list[Exception] = []
-    count = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal count
-        try:
-            for text in sentences:
-                for line in text.split("\n"):
-                    for part in _parts(line):
-                        count += 1
-                        yield part
-        except Exception as error:
-            # sentencepiece would turn it into a RuntimeError without type or traceback.
-            failure.append(error)
-
+    lines = (line for text in sentences for line in text.split("\n"))
+    # Before sentencepiece has its turn, which would make a RuntimeError of any error.
+    parts = _draw((part for line in lines for part in _parts(line)), input_characters)
+    if not parts:
+        raise UserError("There is no text to train a vocabulary on.")
     model = io.BytesIO()
     # Which sentences are drawn is fixed in sentencepiece 0.2.3 and follows this in older ones.
     sentencepiece.set_random_generator_seed(0)
     logging.info("training a vocabulary of %d pieces", vocabulary_size)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines(),
+            sentence_iterator=iter(parts),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocabulary_size,
@@ -103,18 +97,45 @@ def train_sentencepiece(
             minloglevel=1,
         )
     except (RuntimeError, ValueError) as error:
-        if failure:
-            raise failure[0] from None
-        if count == 0:
-            raise UserError("There is no text to train a vocabulary on.") from None
         raise _vocabulary_size_error(vocabulary_size, str(error)) from None
-    if failure:
-        raise failure[0]
 
     output_path = epath.Path(output_path)
     output_path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output_path, model.getvalue())
-    logging.info("wrote %s: %d pieces from %d sentences", output_path, vocabulary_size, count)
+    logging.info("wrote %s: %d pieces from %d sentences", output_path, vocabulary_size, len(parts))
+
+
+def _draw(parts: Iterable[str], most_characters: int) -> list[str]:
+    """As many of `parts` as have up to so many characters, in their order.
+
+    Each gets a random number; where there are too many, those of the highest numbers go. So all of
+    the text has the same share in what is kept, and what comes later takes no more memory.
+    """
+    draw = random.Random(0)
+    kept: list[tuple[float, str]] = []
+    limit = 1.0
+    count = characters = total = 0
+    for part in parts:
+        place = draw.random()
+        count += 1
+        total += len(part)
+        if place < limit:
+            kept.append((place, part))
+            characters += len(part)
+        while characters > most_characters:
+            limit *= 0.95
+            kept = [(place, part) for place, part in kept if place < limit]
+            characters = sum(len(part) for _, part in kept)
+    if len(kept) < count:
+        logging.info(
+            "training on %d of %d sentences, drawn from all: %d of %d characters (%.1f%%)",
+            len(kept),
+            count,
+            characters,
+            total,
+            100 * characters / total,
+        )
+    return [part for _, part in kept]
 
 
 def _parts(line: str) -> Iterator[str]:
