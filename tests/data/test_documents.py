@@ -5,6 +5,7 @@ import json
 from importlib.metadata import version
 
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tests.documents import DOCUMENTS
@@ -19,7 +20,7 @@ from tf_teaforn.data.documents import (
 )
 from tf_teaforn.data.gaps import GapSettings, gap_example, gap_examples
 from tf_teaforn.data.sources import with_data_dir
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, user_error_in
 
 
 @pytest.fixture
@@ -81,14 +82,32 @@ def test_no_documents(folder, split, message):
         source.dataset(split)
 
 
-def test_pairs_are_those_of_each_document(folder):
+def test_pairs_are_those_of_each_document(folder, caplog):
     source = GapSource(DocumentFiles(train=f"{folder}/a*"))
     assert list(source.pairs("train")) == expected_pairs()
+    assert (
+        f"--train_files={folder}/a*: left out 1 of 5 documents: fewer than two sentences within "
+        "--gap_max_words=512."
+    ) in caplog.text
     texts = [(s.decode(), t.decode()) for s, t in source.dataset("train").as_numpy_iterator()]
     assert texts == expected_pairs()
     other = GapSource(DocumentFiles(train=f"{folder}/a*"), GapSettings(seed=1))
     assert other.fingerprint("train") != source.fingerprint("train")
     assert list(other.pairs("train")) == expected_pairs(seed=1)
+
+
+def test_documents_without_a_pair(folder):
+    source = GapSource(DocumentFiles(test=f"{folder}/a*"), GapSettings(max_words=2))
+    message = (
+        f"--test_files={folder}/a*: no document has two sentences within --gap_max_words=2. Raise "
+        "it, or give longer documents."
+    )
+    with pytest.raises(UserError) as error:
+        list(source.pairs("test"))
+    assert str(error.value) == message
+    with pytest.raises(tf.errors.OpError) as error:
+        list(source.dataset("test").as_numpy_iterator())
+    assert user_error_in(error.value) == message
 
 
 def test_pairs_do_not_depend_on_the_number_of_processes(folder, monkeypatch):

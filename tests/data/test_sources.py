@@ -1,9 +1,13 @@
 """Sources against files written here byte by byte, and a TFDS data set prepared on disk."""
 
+import functools
 import gzip
+import hashlib
+import inspect
 import os
 import shlex
 import tracemalloc
+import types
 from unittest import mock
 
 import pytest
@@ -14,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tf_teaforn.data import sources
+from tf_teaforn.data.documents import TfdsDocuments
 from tf_teaforn.data.sources import GeneratedSource, TextSource, TfdsSource, with_data_dir
 from tf_teaforn.errors import UserError
 
@@ -515,8 +520,23 @@ def test_tfds_wrong_split(data_dir):
 def test_tfds_wrong_feature(data_dir):
     source = TfdsSource("tiny_translate/fr-en", "en", "de", data_dir=data_dir)
     assert _error(lambda: source.dataset("train")) == (
-        "tiny_translate/fr-en/1.0.0 has no feature 'de'. It has: en, fr."
+        "tiny_translate/fr-en/1.0.0 has no text feature 'de'. Write as source_key and "
+        "target_key: en, fr."
     )
+
+
+def test_tfds_feature_that_is_no_text():
+    with tfds.testing.mock_data(num_examples=1):
+        message = _error(lambda: TfdsDocuments("imdb_reviews", "label", "label").dataset("train"))
+        assert message == (
+            "imdb_reviews/plain_text/1.0.0 has no text feature 'label'. Write as --tfds_feature: "
+            "text."
+        )
+        message = _error(lambda: TfdsSource("mnist", "image", "label").fingerprint("train"))
+        assert message == (
+            "mnist/3.0.1 has no text feature 'image'. Write as source_key and target_key: another "
+            "data set, as it has none."
+        )
 
 
 class MoreTranslate(TinyTranslate, skip_registration=True):
@@ -536,6 +556,41 @@ def test_tfds_fingerprint(data_dir, tmp_path):
         _tiny(_prepare(tmp_path, MoreTranslate)).fingerprint("train"),
     ]
     assert len({first, *others}) == 6
+
+
+def _cut(source, target, length=3, *, side="source"):
+    return source, target
+
+
+def _cutter(length):
+    def cut(source, target):
+        return tf.strings.substr(source, 0, length), target
+
+    return cut
+
+
+def _prefixed(prefix):
+    return functools.partial(_cut, side=prefix)
+
+
+def test_fingerprint_of_what_a_function_brings_along():
+    fingerprint = sources._function_fingerprint
+    with_defaults = [_cut, _clone(_cut, defaults=(4,)), _clone(_cut, keywords={"side": "target"})]
+    makers = [(_cutter, 2), (_cutter, 3), (_prefixed, "a"), (_prefixed, "b")]
+    found = [*map(fingerprint, with_defaults), *(fingerprint(make(arg)) for make, arg in makers)]
+    assert len({*found}) == 7
+    # The same in another process, where it is another object.
+    assert found[3:] == [fingerprint(make(arg)) for make, arg in makers]
+    code = inspect.getsource(_upper).encode()
+    assert fingerprint(_upper) == hashlib.sha256(code).hexdigest()[:16]
+    assert fingerprint(None) == ""
+
+
+def _clone(function, defaults=None, keywords=None):
+    clone = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    clone.__defaults__ = defaults or function.__defaults__
+    clone.__kwdefaults__ = keywords or function.__kwdefaults__
+    return clone
 
 
 def test_fingerprint_of_a_function_without_code_at_hand():

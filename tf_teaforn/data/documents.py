@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
+from absl import logging
 from etils import epath
 
 from tf_teaforn.data.gaps import VERSION, GapSettings, gap_examples
@@ -92,6 +93,10 @@ class DocumentFiles:
             found += matching
         return tuple(found)
 
+    def where(self, split: str) -> str:
+        """For messages."""
+        return f"{self._FLAGS[split]}={getattr(self, split)}"
+
     def documents(self, split: str) -> Iterator[str]:
         return itertools.chain.from_iterable(map(read_documents, self.files(split)))
 
@@ -107,6 +112,12 @@ def read_documents(path: str) -> Iterator[str]:
 
 class TfdsDocuments(TfdsSource):
     """One text feature of a TensorFlow Datasets builder; both keys name it."""
+
+    _FEATURE = "--tfds_feature"
+
+    def where(self, split: str) -> str:
+        """For messages."""
+        return f"{self.name} (split {split})"
 
     def documents(self, split: str) -> Iterator[str]:
         for document, _ in self.dataset(split).as_numpy_iterator():
@@ -136,10 +147,53 @@ class GapSource:
         return pairs_dataset(lambda: (tuple(map(str.encode, pair)) for pair in self.pairs(split)))
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """(masked document, gap sentences) of every document that has both."""
+        """(masked document, gap sentences) of every document that has both.
+
+        How many have not is logged.
+
+        Raises:
+            UserError: none has; the documents cannot be read.
+        """
+        read = pairs = 0
+
+        def documents():
+            nonlocal read
+            for document in self.source.documents(split):
+                read += 1
+                yield document
+
         examples = functools.partial(gap_examples, settings=self.settings)
-        chunks = in_processes(examples, self.source.documents(split), self.workers)
-        return itertools.chain.from_iterable(chunks)
+        for chunk in in_processes(examples, documents(), self.workers):
+            pairs += len(chunk)
+            yield from chunk
+        self.report(split, pairs, read - pairs)
+
+    def report(self, split: str, pairs: int, left_out: int):
+        """Warns of documents that are left out.
+
+        Args:
+            split: theirs.
+            pairs: documents that have a pair.
+            left_out: those that have none.
+
+        Raises:
+            UserError: there is no pair.
+        """
+        where, most = self.source.where(split), self.settings.max_words
+        if not pairs:
+            raise UserError(
+                f"{where}: no document has two sentences within --gap_max_words={most}. Raise it, "
+                "or give longer documents."
+            )
+        if left_out:
+            logging.warning(
+                "%s: left out %d of %d documents: fewer than two sentences within "
+                "--gap_max_words=%d.",
+                where,
+                left_out,
+                pairs + left_out,
+                most,
+            )
 
     def fingerprint(self, split: str) -> str:
         rules = f"gaps-{VERSION}:sentencex-{version('sentencex')}"

@@ -80,7 +80,8 @@ class TfdsSource:
         target_key: feature read as the target.
         tfds_splits: our split name -> TFDS split, slices such as "train[:90%]" included.
         preprocess: maps (source, target), scalar tf.string tensors, to the same, in the graph.
-            Its own code is part of the fingerprint; that of functions it calls is not.
+            Its own code is part of the fingerprint, and so are its defaults, what it closes over
+            and the arguments of a `functools.partial`; the code of functions it calls is not.
         data_dir: where prepared data sets lie; None: TFDS's default, ~/tensorflow_datasets.
     """
 
@@ -93,6 +94,9 @@ class TfdsSource:
     preprocess: Callable | None = None
     data_dir: str | None = None
 
+    # What names the features, for messages.
+    _FEATURE = "source_key and target_key"
+
     @property
     def splits(self) -> tuple[str, ...]:
         return tuple(self.tfds_splits)
@@ -103,6 +107,7 @@ class TfdsSource:
 
     def _builder(self, split: str):
         """The TFDS builder, after checking that it has the split and both features."""
+        import tensorflow as tf
         import tensorflow_datasets as tfds
 
         check_split(self.name, split, self.splits)
@@ -123,11 +128,16 @@ class TfdsSource:
                     f"{builder.info.full_name} in {builder.data_dir} has no TFDS split "
                     f"{self.tfds_splits[split]!r}. It has: {', '.join(builder.info.splits)}."
                 ) from error
+        texts = [
+            name
+            for name, feature in builder.info.features.items()
+            if feature.shape == () and feature.dtype == tf.string
+        ]
         for key in (self.source_key, self.target_key):
-            if key not in builder.info.features:
+            if key not in texts:
                 raise UserError(
-                    f"{builder.info.full_name} has no feature {key!r}. "
-                    f"It has: {', '.join(builder.info.features)}."
+                    f"{builder.info.full_name} has no text feature {key!r}. Write as "
+                    f"{self._FEATURE}: {', '.join(texts) or 'another data set, as it has none'}."
                 )
         return builder
 
@@ -180,11 +190,27 @@ class TfdsSource:
 def _function_fingerprint(function: Callable | None) -> str:
     if function is None:
         return ""
+    return hashlib.sha256(_function_text(function).encode()).hexdigest()[:16]
+
+
+def _function_text(function: Callable) -> str:
+    """The code of a function, a line for each value that it brings along."""
+    if isinstance(function, functools.partial):
+        values = [*function.args, *sorted(function.keywords.items())]
+        return "\n".join([_function_text(function.func), *map(_value_text, values)])
+    values = [
+        *(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()),
+        *(getattr(function, "__defaults__", None) or ()),
+        *sorted((getattr(function, "__kwdefaults__", None) or {}).items()),
+    ]
+    return "\n".join(map(_value_text, [function, *values]))
+
+
+def _value_text(value) -> str:
     try:
-        text = inspect.getsource(function)
+        return inspect.getsource(value)
     except (OSError, TypeError):
-        text = repr(function)  # Never seen before, so nothing stale is used.
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return repr(value)  # With an address, if any: then nothing stale is used.
 
 
 def size_and_time(path: str) -> str:
