@@ -12,7 +12,7 @@ from tf_teaforn.errors import UserError
 
 prepare = pytest.importorskip("tf_teaforn.data.prepare", exc_type=ModuleNotFoundError)
 
-OPTIONS = ["--runner=DirectRunner", "--direct_running_mode=in_memory"]
+OPTIONS = ["--runner=DirectRunner", prepare.WITHOUT_PRISM, "--direct_running_mode=in_memory"]
 TEXTS = [*DOCUMENTS, *(f"Number {i} is one.\nIt is followed by number {i + 1}." for i in range(20))]
 SHARDS = 5
 
@@ -29,10 +29,14 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_shards(source, tmp_path):
+def test_shards(source, tmp_path, caplog):
     folder = tmp_path / "out"
     written = prepare.prepare(source, str(folder), SHARDS, OPTIONS)
     assert len(written) == 2 * SHARDS
+    warning = (
+        rf"--train_files={tmp_path}/\[ab\].txt: left out 1 of {len(TEXTS) + 1} documents: fewer"
+    )
+    assert len(re.findall("left out", caplog.text)) == len(re.findall(warning, caplog.text)) == 1
     assert {*files(folder)} == {*written, "plan.json", "prepared.json"}
     for shard in range(SHARDS):
         texts = [text for text in TEXTS if document_hash(text, 0) % SHARDS == shard]
@@ -63,6 +67,21 @@ def test_shards(source, tmp_path):
     with pytest.raises(UserError, match="was begun with other documents, settings or --shards"):
         prepare.prepare(source, str(folder), 4, OPTIONS)
     assert files(folder) == before
+
+
+def test_documents_without_a_pair(source, tmp_path):
+    (tmp_path / "a.txt").write_text("One sentence.\n")
+    folder = tmp_path / "out"
+    # The second time all shards are there.
+    for _ in range(2):
+        with pytest.raises(UserError) as error:
+            prepare.prepare(source, str(folder), SHARDS, OPTIONS)
+        assert str(error.value) == (
+            f"--valid_files={tmp_path}/a.txt: no document has two sentences within "
+            "--gap_max_words=512. Raise it, or give longer documents."
+        )
+        assert not (folder / "prepared.json").exists()
+    assert len(list(folder.glob("*.gz"))) == 2 * SHARDS
 
 
 def test_data_that_are_not_prepared_leave_nothing_behind(tmp_path):
@@ -98,7 +117,7 @@ def test_a_document_that_is_no_text(source, tmp_path):
 def test_the_files_do_not_depend_on_the_workers(source, tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     prepare.prepare(source, str(folders[0]), SHARDS, OPTIONS)
-    processes = [OPTIONS[0], "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    processes = [*OPTIONS[:2], "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     prepare.prepare(source, str(folders[1]), SHARDS, processes)
     one, two = map(files, folders)
     assert one == two

@@ -3,8 +3,10 @@
     bin/prepare --task=gsg --train_files='news/*.txt.gz' --valid_files=valid.txt --output_dir=pairs
     bin/train --task=gsg --prepared=pairs --model_dir=runs/gsg
 
-DirectRunner works on this machine, with all cores. Any other runner of Beam's takes its own options
-by --beam_options, "--project=P --region=R --temp_location=gs://B/tmp" for example. The files do not
+DirectRunner works on this machine, with all cores, and holds the documents of a split in memory.
+Where they are too many for it, bin/train --task=gsg reads the documents themselves, without holding
+them, or many machines share them: any other runner of Beam's takes its own options by
+--beam_options, "--project=P --region=R --temp_location=gs://B/tmp" for example. The files do not
 depend on runner and workers. The same command, given again after an interruption, keeps the shards
 that are complete.
 """
@@ -42,6 +44,7 @@ def prepare(values):
     if values.shards not in SHARDS:
         raise UserError(f"--shards={values.shards}: write a number from 1 to {SHARDS[-1]}.")
     try:
+        from tf_teaforn.data.prepare import WITHOUT_PRISM
         from tf_teaforn.data.prepare import prepare as run
     except ModuleNotFoundError as error:
         if not error.name.startswith("apache_beam"):
@@ -54,7 +57,11 @@ def prepare(values):
     options = [f"--runner={values.runner}", "--default_sdk_harness_log_level=WARNING"]
     if values.runner == "DirectRunner":
         workers = len(os.sched_getaffinity(0))
-        options += [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"]
+        options += [
+            WITHOUT_PRISM,
+            f"--direct_num_workers={workers}",
+            "--direct_running_mode=multi_processing",
+        ]
     options += shlex.split(values.beam_options)
     written = run(task.source, output_dir, values.shards, options)
     print(f"Wrote {len(written)} files to {output_dir}. Next: bin/train --prepared={output_dir} …")

@@ -5,14 +5,17 @@ the files are the same, byte for byte, whatever the runner, the number of worker
 which they work.
 """
 
+import collections
 import contextlib
 import gzip
+import itertools
 import json
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
+from apache_beam.metrics import Metrics, MetricsFilter
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
@@ -24,11 +27,18 @@ from tf_teaforn.data.documents import (
     shard_names,
 )
 from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
+from tf_teaforn.data.sources import read_pairs
 from tf_teaforn.errors import UserError, user_error_in
 from tf_teaforn.paths import write_whole
 
+# Keeps DirectRunner from PrismRunner, a program that it would download and that runs all Python in
+# one process.
+WITHOUT_PRISM = "--allow_unsafe_triggers"
+
 _PLAN = "plan.json"
 _PARTIAL = ".partial"
+# Namespace of the counters of documents.
+_COUNTERS = "gaps"
 
 _logger = logging.getLogger(__name__)
 
@@ -43,13 +53,15 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         source: documents and how to choose gap sentences.
         output_dir: may be remote; made if missing.
         shards: number of files of each split.
-        options: Beam's pipeline options, as on its command lines; ["--runner=DirectRunner"].
+        options: Beam's pipeline options, as on its command lines;
+            ["--runner=DirectRunner", WITHOUT_PRISM].
 
     Returns:
         Names of the files that this call wrote.
 
     Raises:
-        UserError: the folder holds, or was begun with, other documents or settings.
+        UserError: the folder holds, or was begun with, other documents or settings; documents
+            cannot be read, or none has a pair.
     """
     splits = {split: source.fingerprint(split) for split in source.splits or ("train",)}
     for split in source.splits:
@@ -72,6 +84,7 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     for split in source.splits:
         names = shard_names(split, shards)
         missing = [i for i, name in enumerate(names) if not (folder / name).exists()]
+        counts = collections.Counter()
         if missing:
             _logger.info("%s: %d of %d shards to write", split, len(missing), shards)
             with (
@@ -79,6 +92,13 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
                 beam.Pipeline(options=PipelineOptions(list(options))) as pipeline,
             ):
                 _shards(pipeline, source, split, output_dir, shards, missing)
+            found = pipeline.result.metrics().query(MetricsFilter().with_namespace(_COUNTERS))
+            for counter in found["counters"]:
+                counts[counter.key.metric.name] += counter.result
+        # Shards that another call has written are in no count.
+        lines = (read_pairs((str(folder / name),), False) for name in names)
+        if counts["pairs"] or not any(itertools.chain.from_iterable(lines)):
+            source.report(split, counts["pairs"], counts["left_out"])
         written += [names[i] for i in missing]
     write_whole(folder / PREPARED, content)
     return written
@@ -138,8 +158,11 @@ def _keyed_pair(
 ) -> Iterator[tuple[int, tuple[int, str, str]]]:
     """(shard, (place, source, target)), if the document has a pair and the shard is missing."""
     place = document_hash(document, settings.seed)
-    if place % shards in missing and (pair := gap_example(document, settings)):
-        yield place % shards, (place, *pair)
+    if place % shards in missing:
+        pair = gap_example(document, settings)
+        Metrics.counter(_COUNTERS, "pairs" if pair else "left_out").inc()
+        if pair:
+            yield place % shards, (place, *pair)
 
 
 def _write_shard(
