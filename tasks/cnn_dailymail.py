@@ -17,7 +17,7 @@ checkpoint; plain `rougeL` is some ten points lower.
 An article longer than 1,024 tokens is cut there, in training too, as PEGASUS does it.
 
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
-256 examples; that is for a TPU pod: lower `--batch_tokens` on a smaller machine. The length penalty
+256 examples; where it does not fit, `--micro_batch_tokens` computes it in parts. The length penalty
 is the published PEGASUS model's.
 """
 

@@ -108,6 +108,23 @@ def test_a_tpu_that_is_not_there(machine, monkeypatch, name, error):
         make_strategy(name, tpu="pod-7")
 
 
+def test_a_tpu_of_another_machine(machine, monkeypatch):
+    def found(job):
+        names = [f"/job:{job}/replica:0/task:0/device:TPU:{index}" for index in (0, 1)]
+        return lambda kind: [tf.config.LogicalDevice(name, kind) for name in names]
+
+    machine()
+    monkeypatch.setattr(tf.config, "list_logical_devices", found("localhost"))
+    assert make_strategy("tpu") == ("tpu", "connected to local")
+    monkeypatch.setattr(tf.config, "list_logical_devices", found("worker"))
+    message = (
+        r"--tpu=pod-7: this TPU is not of this machine \(/job:worker/.*/device:TPU:0\)\. "
+        r"Run on the TPU VM itself, with --tpu=local; a TPU of several hosts is not supported\."
+    )
+    with pytest.raises(UserError, match=message):
+        make_strategy("tpu", tpu="pod-7")
+
+
 @pytest.mark.parametrize(
     "tf_config",
     [

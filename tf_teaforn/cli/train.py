@@ -39,7 +39,9 @@ def define_flags(values):
         "lists), tpu, or auto: what there is.",
         flag_values=values,
     )
-    flags.DEFINE_string("tpu", "local", "With --strategy=tpu: local or a name.", flag_values=values)
+    flags.DEFINE_string(
+        "tpu", "local", "With --strategy=tpu: local, the TPU of this machine.", flag_values=values
+    )
     flags.DEFINE_string(
         "mesh",
         None,

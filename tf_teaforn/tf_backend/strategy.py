@@ -20,10 +20,10 @@ def make_strategy(name="auto", tpu="local"):
         name: "one" device; "mirrored" over all local accelerators; "multi_worker", one of the
             processes that TF_CONFIG lists; "tpu"; "auto": multi_worker where TF_CONFIG lists
             several, else TPU where there is one, else mirrored over several GPUs, else one device.
-        tpu: "local" or the TPU's name.
+        tpu: "local"; with another name a TPU is found, but only one of this machine can be used.
 
     Raises:
-        UserError: unknown name, no TPU, or no usable TF_CONFIG.
+        UserError: unknown name, no TPU, a TPU of another machine, or no usable TF_CONFIG.
     """
     if name not in STRATEGIES:
         raise UserError(f"--strategy={name}: write one of {', '.join(STRATEGIES)}.")
@@ -44,6 +44,13 @@ def make_strategy(name="auto", tpu="local"):
                 f"--strategy=tpu --tpu={tpu}: no TPU found ({error}). Run on a TPU VM with "
                 "tensorflow-tpu installed, or write --strategy=one."
             ) from error
+        # The data come from a Python function, which only this process has.
+        names = [device.name for device in tf.config.list_logical_devices("TPU")]
+        if any(tf.DeviceSpec.from_string(name).job not in (None, "localhost") for name in names):
+            raise UserError(
+                f"--strategy=tpu --tpu={tpu}: this TPU is not of this machine ({names[0]}). Run "
+                "on the TPU VM itself, with --tpu=local; a TPU of several hosts is not supported."
+            )
         return tf.distribute.TPUStrategy(resolver)
     if name == "mirrored" or (name == "auto" and len(tf.config.list_logical_devices("GPU")) > 1):
         return tf.distribute.MirroredStrategy()
