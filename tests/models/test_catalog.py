@@ -101,6 +101,10 @@ def test_errors_name_what_exists():
         build_model("transformer_huge", vocabulary_size=7)
     with pytest.raises(UserError, match="transformer_tiny cannot be built.*num_heads 3"):
         build_model("transformer_tiny", vocabulary_size=7, num_heads=3)
+    with pytest.raises(UserError, match="transformer_tiny cannot be built: hidden_dim 15 is odd"):
+        build_model("transformer_tiny", vocabulary_size=7, num_heads=3, hidden_dim=15)
+    with pytest.raises(UserError, match="cannot be built: position_signal 'learned' is none of ha"):
+        build_model("transformer_tiny", vocabulary_size=7, position_signal="learned")
     with pytest.raises(UserError, match="widht"):
         build_model("transformer_tiny", vocabulary_size=7, widht=3)
 

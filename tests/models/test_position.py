@@ -41,3 +41,5 @@ def test_layouts_in_numbers():
 def test_unknown_layout_is_refused():
     with pytest.raises(ValueError, match="'learned' is none of half_split"):
         position_signal(np.arange(2), 4, "learned")
+    with pytest.raises(ValueError, match="hidden_dim 5 is odd"):
+        position_signal(np.arange(2), 5)

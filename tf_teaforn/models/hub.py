@@ -228,7 +228,9 @@ class BartEncoder(_Bart, keras.layers.Layer):
         """As `TransformerEncoder.call`.
 
         Raises:
-            UserError: the source is longer than the table of positions, and not packed.
+            UserError: the source is longer than the table of positions, in a batch that is not
+                packed and whose S is known when the program is made; else a position past the table
+                has its last vector.
         """
         if positions is None:
             length = ops.shape(x_BxSxD)[1]
@@ -253,7 +255,8 @@ def _encoder_mask(mask_BxS, segment_ids):
 class BartDecoder(_Bart, TransformerDecoder):
     __doc__ = f"""BART's decoder; position t of Decoder-s is t + s, as everywhere.
 
-    In search, a position past the table has its last vector.
+    In search, and where T is not known when the program is made, a position past the table has its
+    last vector.
 
     {_Bart.__doc__}"""
 
@@ -281,7 +284,7 @@ class BartDecoder(_Bart, TransformerDecoder):
 
         Raises:
             UserError: T + start_position exceeds the table of positions, in a batch that is not
-                packed.
+                packed and whose T is known when the program is made.
         """
         if "positions" not in prepared:
             self._check_length(ops.shape(x_BxTxD)[1], start_position)

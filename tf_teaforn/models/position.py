@@ -20,10 +20,9 @@ def position_signal(positions, width, layout="half_split"):
         float32 [..., D].
 
     Raises:
-        ValueError: unknown layout.
+        ValueError: unknown layout, or an odd width.
     """
-    if layout not in POSITION_SIGNALS:
-        raise ValueError(f"position_signal {layout!r} is none of {', '.join(POSITION_SIGNALS)}.")
+    check_position_signal(width, layout)
     half = width // 2
     divisor = half - 1 if layout == "tensor2tensor" else half
     frequencies = ops.power(10000.0, -ops.arange(half, dtype="float32") / divisor)
@@ -34,3 +33,11 @@ def position_signal(positions, width, layout="half_split"):
         return ops.reshape(pairs, tuple(ops.shape(pairs)[:-2]) + (width,))
     signal = ops.concatenate([sines, cosines], axis=-1)
     return ops.zeros_like(signal) if layout == "none" else signal
+
+
+def check_position_signal(width, layout):
+    """Raises ValueError where `position_signal` would, for who is built before its first call."""
+    if layout not in POSITION_SIGNALS:
+        raise ValueError(f"position_signal {layout!r} is none of {', '.join(POSITION_SIGNALS)}.")
+    if width % 2:
+        raise ValueError(f"hidden_dim {width} is odd; sines and cosines share it.")

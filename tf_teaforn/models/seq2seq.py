@@ -7,6 +7,10 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.recompute import recompute
 
 PARTS = ("embedding", "encoder", "decoder")
+# What a packed batch has besides its token ids.
+_PACKED_INPUTS = tuple(
+    f"{side}_{kind}" for side in ("encoder", "decoder") for kind in ("segment_ids", "positions")
+)
 
 
 def keep_frozen(layer):
@@ -97,12 +101,23 @@ class Seq2Seq(keras.Model):
 
         Args:
             inputs: dictionary with "encoder_token_ids" int32 [B, S], 0 on padding, and for packed
-                batches "encoder_segment_ids" and "encoder_positions", int32 [B, S].
+                batches "encoder_segment_ids" and "encoder_positions", int32 [B, S], and the same
+                of the decoder, int32 [B, T].
             remat: whether the backward pass computes the encoder again.
 
         Returns:
             (memory [B, S, D], memory mask bool [B, S]).
+
+        Raises:
+            UserError: an id is outside of the vocabulary, or some inputs of a packed batch are
+                missing.
         """
+        missing = [name for name in _PACKED_INPUTS if inputs.get(name) is None]
+        if 0 < len(missing) < len(_PACKED_INPUTS):
+            raise UserError(
+                f"A packed batch without {', '.join(missing)}: give all of "
+                f"{', '.join(_PACKED_INPUTS)}, or none of them."
+            )
         token_ids = inputs["encoder_token_ids"]
         self.check_ids(encoder_token_ids=token_ids)
         mask = token_ids != 0

@@ -9,7 +9,7 @@ from keras import ops
 
 from tf_teaforn.models.attention import MultiHeadAttention, project
 from tf_teaforn.models.decoder import Decoder, batch_gather
-from tf_teaforn.models.position import position_signal
+from tf_teaforn.models.position import check_position_signal, position_signal
 from tf_teaforn.models.recompute import recompute
 
 
@@ -109,6 +109,7 @@ class _Stack:
         trainable=True,
     ):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
+        check_position_signal(hidden_dim, position_signal)
         self.settings = {
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
