@@ -54,7 +54,11 @@ _OF_NO_VOCABULARY = ("valid_files", "test_files", "metric")
 
 
 def build_vocabulary(task, vocabulary_size, path):
-    """Trains a SentencePiece vocabulary on both sides of the task's training split."""
+    """Trains a SentencePiece vocabulary on both sides of the task's training split.
+
+    Raises:
+        UserError: see `train_sentencepiece`; the data cannot be read.
+    """
 
     def sentences():
         for pair in task.source.dataset("train").as_numpy_iterator():
@@ -236,7 +240,7 @@ class Run:
 
     def _cache(self, split, drop_long):
         # Token caches are memory-mapped, so they stay on the local disk.
-        aside = epath.Path(tempfile.gettempdir()) / "tf_teaforn"
+        aside = epath.Path(tempfile.gettempdir()) / f"tf_teaforn-{os.getuid()}"
         folder = aside if is_remote(self.model_dir) else self.model_dir
         return cache.build_or_load(
             folder / "cache",
@@ -252,7 +256,7 @@ class Run:
         """Goes on from the newest good checkpoint, if there is one.
 
         Raises:
-            UserError: it was trained with another vocabulary.
+            UserError: it was trained with another vocabulary or on other data.
         """
         found = checkpoint.load_training(self.model_dir)
         if found is None:
@@ -268,6 +272,7 @@ class Run:
                 f"checkpoints were trained with: its SHA-256 is {self.tokenizer.fingerprint}, "
                 f"theirs {trained_with}. Restore it, or take another --model_dir."
             )
+        self._check_data(state.get("data", {}))
         checkpoint.assign(model_dirs.named_weights(self.model), weights)
         checkpoint.assign(self._training_variables(), optimizer)
         self.step = state.pop("step")
@@ -283,8 +288,20 @@ class Run:
         self.runner.guard.restore(self.state["skipped_steps"])
         if self.workers.chief:
             self._forget_later_records()
-            self._publish_best()
             _logger.info("Continuing from step %d", self.step)
+
+    def _check_data(self, trained_on):
+        changed = [
+            split
+            for split, digest in self.state["data"].items()
+            if trained_on.get(split, digest) != digest
+        ]
+        if changed:
+            raise UserError(
+                f"--model_dir={self.model_dir}: the data of split {' and '.join(changed)} are not "
+                "those of its checkpoints. Put them back, or start another run with "
+                f"--init_from={self.model_dir}@latest and another --model_dir."
+            )
 
     def _training_variables(self):
         """Optimizer, random generators and running means, by name."""
@@ -353,9 +370,12 @@ class Run:
         valid_cache = self._cache("validation", drop_long=False)
         if self.workers.chief:
             self.workers.wait()
+        self.state["data"] = {"train": train_cache.digest, "validation": valid_cache.digest}
+        self.restore()
         examples = read_examples(self.task.source, "validation")
         if self.workers.chief:
             model_dirs.write_examples(self.model_dir, *examples)
+            self._publish_best()
         translator = Translator(
             self.model.seq2seq,
             self.tokenizer,
@@ -365,7 +385,6 @@ class Run:
         )
         rows = self._tokens_at_a_time() // self.replicas // self.config.data.max_source_length
         translator.batch_size = max(min(rows, translator.batch_size), 1)
-        self.restore()
         if self.workers.chief:
             self.writer = ScalarWriter(self.model_dir / "tensorboard", self.step)
         self.workers.wait()

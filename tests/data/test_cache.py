@@ -189,6 +189,17 @@ def test_a_damaged_cache_is_built_anew(tmp_path, caplog, name, damage):
     assert source.reads == 2
 
 
+def test_the_digest_is_that_of_the_examples(tmp_path):
+    digest = build(tmp_path).digest
+    assert len(digest) == 16
+    assert build(tmp_path).digest == build(tmp_path, Pairs(version="2")).digest == digest
+    others = [PAIRS[:-1], PAIRS[::-1], [("5 6 7", "8 10"), *PAIRS[1:]]]
+    # Moved to the example before: the same ids.
+    others.append([("5 6", "8 9"), ("7 5 6", "9"), *PAIRS[2:]])
+    found = [build(tmp_path / str(i), Pairs(pairs)).digest for i, pairs in enumerate(others)]
+    assert len({digest, *found}) == 5
+
+
 def test_a_manifest_of_another_cache_is_not_trusted(tmp_path):
     source = Pairs()
     build(tmp_path, source)
@@ -242,7 +253,7 @@ def test_unusable_directories(tmp_path):
     with pytest.raises(UserError, match="needs a local folder"):
         build("gs://bucket/cache")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=f"{tmp_path}/file"):
+    with pytest.raises(UserError, match=f"{tmp_path}/file.* environment variable TMPDIR: take"):
         build(tmp_path / "file")
 
 

@@ -68,6 +68,7 @@ class TokenCache:
       max_source_length: the limit it was built with, EOS included.
       max_target_length: likewise.
       too_long: examples of the split longer than a limit, dropped or truncated.
+      digest: the same for the same examples in the same order, whenever they were written.
     """
 
     sources: TokenRows
@@ -75,6 +76,7 @@ class TokenCache:
     max_source_length: int
     max_target_length: int
     too_long: int
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -150,7 +152,11 @@ def build_or_load(
                     _build(path, source.dataset(split), split, tokenizer, key)
                     cache = _load(path, key)
         except OSError as error:
-            raise UserError(f"{directory}: cannot write the token cache: {error}.") from None
+            raise UserError(
+                f"{directory}: cannot write the token cache: {error}. It lies in --model_dir "
+                "or, where that is remote, below the environment variable TMPDIR: take another "
+                "folder."
+            ) from None
     if cache is None:
         raise UserError(f"{path}: the token cache cannot be read back. Check the disk.")
     _report(cache, split, drop_long)
@@ -296,8 +302,13 @@ def _load(path: pathlib.Path, key: dict) -> TokenCache | None:
             TokenRows(*(_map(path, f"{side}.{part}", manifest) for part in ("ids", "offsets")))
             for side in ("source", "target")
         ]
+        files = json.dumps(manifest["files"], sort_keys=True)
         return TokenCache(
-            *sides, key["max_source_length"], key["max_target_length"], manifest["too_long"]
+            *sides,
+            key["max_source_length"],
+            key["max_target_length"],
+            manifest["too_long"],
+            hashlib.sha256(files.encode()).hexdigest()[:16],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         _logger.warning("the token cache %s is damaged and built anew: %s", path, error)
