@@ -1,5 +1,6 @@
 """bin/tpu_check: what it refuses, and with the TPU's compiler installed what it prints."""
 
+import functools
 import importlib.util
 import json
 import math
@@ -123,12 +124,39 @@ def test_ratios_are_to_the_first_line():
     assert table.line(settings, {**fits, "flops": 3e12}).split()[-5] == "nan"
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The steps of N = 1 and 2 on a backend, compiled once: (what was printed, the file)."""
+
+    @functools.cache
+    def compile_on(backend):
+        output = tmp_path_factory.mktemp(backend) / "steps.jsonl"
+        done = check("--n=1,2", f"--output={output}", backend=backend)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, output
+
+    return compile_on
+
+
+def measurements(output):
+    return [json.loads(line)["measured"] for line in output.read_text().splitlines()]
+
+
 @pytest.mark.skipif(not INSTALLED, reason="libtpu is not installed")
 class TestCompiler:
-    @pytest.mark.parametrize("flag", ["--topology=v9:1x1", "--topology=v5e"])
-    def test_unknown_topologies(self, flag):
-        done = check(flag)
-        assert done.returncode == 2 and flag in done.stderr.splitlines()[-1]
+    @pytest.mark.parametrize(
+        ("topology", "message"),
+        [
+            ("v9:1x1", "write a version, v2, v3, v4, v5e, v5p, v6e, and a shape, such as v5e:1x1."),
+            # The compiler's own words.
+            ("v5e:1x1x1x1", "INVALID_ARGUMENT: "),
+        ],
+    )
+    def test_unknown_topologies(self, topology, message):
+        done = check(f"--topology={topology}")
+        assert done.returncode == 2
+        expected = f"tpu_check: --topology={topology}: {message}"
+        assert done.stderr.splitlines()[-1].startswith(expected)
 
     def test_rows_that_the_chips_cannot_share(self):
         done = check("--topology=v5e:2x2", "--batch_size=6")
@@ -136,33 +164,36 @@ class TestCompiler:
         assert "multiple of the 4 devices" in done.stderr.splitlines()[-1]
 
     @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-    def test_memory_and_arithmetic(self, backend, tmp_path):
-        output = f"--output={tmp_path / 'steps.jsonl'}"
-        done = check("--n=1,2", output, backend=backend)
-        assert done.returncode == 0, done.stderr
-        _, head, one, two = (line.split() for line in done.stdout.splitlines())
+    def test_memory_and_arithmetic(self, backend, compiled):
+        printed, output = compiled(backend)
+        _, head, one, two = (line.split() for line in printed.splitlines())
         assert " ".join(head) == (
             "n remat arguments temporaries total program ratio fits seconds TFLOP ratio"
         )
         assert one[:2] == ["1", "none"] and two[:2] == ["2", "none"] and one[-4] == "yes"
         assert float(one[-1]) == 1.0 and 1.1 < float(two[-1]) < 1.6
-        records = [json.loads(line) for line in open(output.partition("=")[2])]
+        records = [json.loads(line) for line in output.open()]
         assert [record["step"]["settings"]["n"] for record in records] == [1, 2]
         for n, record in enumerate(records, 1):
             measured = record["measured"]
             assert measured["flops"] == pytest.approx(training_flops(**SHAPE, n=n), rel=0.02)
             assert measured["arguments"] == pytest.approx(state_bytes(), rel=0.1)
-        # Taken from the file: a compilation would not take exactly as long again.
+
+    def test_what_is_known_is_taken_from_the_file(self, compiled, tmp_path):
+        printed, output = compiled("jax")
+        records = [json.loads(line) for line in output.open()]
+        # A compilation would not take exactly as long.
         records[0]["measured"]["seconds"] = 12345
-        (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
-        again = check("--n=1,2", output, backend=backend).stdout.splitlines()
-        assert again[2].split()[-3] == "12345" and again[3].split() == two
+        known = tmp_path / "steps.jsonl"
+        known.write_text("\n".join(map(json.dumps, records)) + "\n")
+        again = check("--n=1,2", f"--output={known}", backend="jax").stdout.splitlines()
+        assert again[2].split()[-3] == "12345" and again[3] == printed.splitlines()[3]
 
     def test_several_chips(self, tmp_path):
         output = tmp_path / "steps.jsonl"
         done = check("--topology=v5e:2x2", "--n=1", f"--output={output}", backend="jax")
         assert done.returncode == 0, done.stderr
-        (measured,) = (json.loads(line)["measured"] for line in output.open())
+        (measured,) = measurements(output)
         # Of all four together; each holds the whole model.
         assert measured["flops"] == pytest.approx(training_flops(**SHAPE), rel=0.02)
         assert measured["arguments"] == pytest.approx(state_bytes(), rel=0.1)
@@ -174,15 +205,16 @@ class TestCompiler:
             flags = "--n=1", "--batch_size=20", "--topology=v5e:2x2", "--nocompile"
             done = check(*flags, *parts, f"--output={output}")
             assert done.returncode == 0, done.stderr
-        parts, whole = (json.loads(line)["measured"]["flops"] for line in output.open())
+        parts, whole = (measured["flops"] for measured in measurements(output))
         assert parts / whole == pytest.approx(6 / 5, rel=0.01)
 
-    def test_the_step_is_that_of_the_settings(self, tmp_path):
+    def test_the_step_is_that_of_the_settings(self, compiled, tmp_path):
         output = tmp_path / "steps.jsonl"
-        for settings in (), ("--batching=pack", "--on_nonfinite=skip"):
-            done = check("--n=1", *settings, f"--output={output}", backend="jax")
-            assert done.returncode == 0, done.stderr
-        plain, other = (json.loads(line)["measured"] for line in output.open())
+        settings = "--n=1", "--batching=pack", "--on_nonfinite=skip"
+        done = check(*settings, f"--output={output}", backend="jax")
+        assert done.returncode == 0, done.stderr
+        (other,) = measurements(output)
+        plain, _ = measurements(compiled("jax")[1])
         # Segments and positions of a batch; what is kept aside to go back to.
         assert other["arguments"] > plain["arguments"]
         assert other["temporaries"] > plain["temporaries"]
