@@ -181,6 +181,25 @@ def run_on_jax(folder):
     check_scores(loaded.seq2seq)
     check_split(Strategy(1, 2))
     assert sys.modules["tensorflow"] is None
+    del sys.modules["tensorflow"]
+    check_datasets(loaded)
+
+
+def check_datasets(model):
+    """Ids of `tf.data` datasets are looked at here too."""
+    import tensorflow as tf
+
+    inputs, targets, weights = batch_of("1")
+    good = tf.data.Dataset.from_tensors((inputs, targets, weights))
+    bad = tf.data.Dataset.from_tensors((inputs, targets + testing.TINY_VOCABULARY_SIZE, weights))
+    for run in (
+        lambda: model.fit(bad, verbose=0),
+        lambda: model.fit(good, validation_data=bad, verbose=0),
+        lambda: model.evaluate(bad, verbose=0),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="targets: an id is outside of"):
+            run()
+    assert model.evaluate(good, return_dict=True, verbose=0)["tokens"] == weights.sum()
 
 
 def loss_after_a_step(model):

@@ -93,7 +93,7 @@ LAYERS = {
     ],
     "tf_teaforn/decoding.py": _MODEL,
     "tf_teaforn/models": ["tf_teaforn/objective.py", _ERRORS],
-    _ACCUMULATION: ["tf_teaforn/objective.py"],
+    _ACCUMULATION: ["tf_teaforn/objective.py", _ERRORS],
     "tf_teaforn/objective.py": [_ERRORS],
     "tf_teaforn/optimizers.py": ["tf_teaforn/tf_backend", _ERRORS],
     "tf_teaforn/out_of_memory.py": ["tf_teaforn/config.py"],

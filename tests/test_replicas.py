@@ -43,6 +43,16 @@ RUNS = {
     ("3-unshared", "2-parts"): (2, "runner", {**PARTS, "remat": "stage"}),
     ("3-unshared", "4"): (4, "runner", {}),
 }
+# Thresholds that the gradient of the batch is above, and that of a replica alone at times below.
+CLIPPINGS = {
+    "clipnorm": {"clipnorm": 0.05},
+    "global_clipnorm": {"global_clipnorm": 0.2},
+    "clipvalue": {"clipvalue": 0.01},
+    "accumulated": {"global_clipnorm": 0.2, "gradient_accumulation_steps": 2},
+    "scaled": {"global_clipnorm": 0.2},
+}
+# What leaves the second replica of a batch of `ROWS` without a row.
+REMAINDER = ROWS + 1
 ADAM = {
     ("1", "2"): (2, "runner", {}),
     ("1", "4"): (4, "eager", PARTS),
@@ -139,6 +149,7 @@ def train_all(output, most_replicas):
         tf.data.Dataset.from_tensor_slices(arrays).batch(ROWS, drop_remainder=True)
         for arrays in (data(), spoiled_data())
     )
+    remainder = tf.data.Dataset.from_tensor_slices(data()).take(REMAINDER).batch(ROWS)
 
     def run(case, way, optimizer, replicas, caller, settings):
         strategy = strategies[replicas]
@@ -148,10 +159,11 @@ def train_all(output, most_replicas):
             model = testing.randomize(TeaForN(testing.tiny_model(), discount=0.7, **settings))
             model.compile(optimizer=optimizer())
         logs = {}
-        if caller == "fit":
-            history = model.fit(dataset, epochs=1, shuffle=False, verbose=0).history
+        if caller in ("fit", "remainder"):
+            whole = dataset if caller == "fit" else remainder
+            history = model.fit(whole, epochs=1, shuffle=False, verbose=0).history
             logs = {name: values[-1] for name, values in history.items()}
-            evaluated = model.evaluate(dataset, return_dict=True, verbose=0)
+            evaluated = model.evaluate(whole, return_dict=True, verbose=0)
             logs.update({f"test_{name}": value for name, value in evaluated.items()})
         elif caller == "runner":
             skip = way == "2-skip"
@@ -196,6 +208,19 @@ def train_all(output, most_replicas):
     runs = {(case, "eager"): (sgd, 1, "eager", {}) for case in CASES}
     runs |= {key: (sgd, *settings) for key, settings in RUNS.items()}
     runs["1", "2-skip"] = sgd, 2, "runner", {}
+    for name, clipping in CLIPPINGS.items():
+
+        def clipped(name=name, clipping=clipping):
+            optimizer = keras.optimizers.SGD(0.3, momentum=0.5, **clipping)
+            if name == "scaled":
+                return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0)
+            return optimizer
+
+        runs["1", f"eager-{name}"] = clipped, 1, "eager", {}
+        caller = "runner" if name == "global_clipnorm" else "eager"
+        runs["1", f"2-{name}"] = clipped, 2, caller, {}
+    for replicas in (1, 2):
+        runs["1", f"{replicas}-remainder"] = sgd, replicas, "remainder", {}
     for (case, way), settings in ADAM.items():
         # By Keras' own operations.
         runs[case, "adam-eager"] = keras.optimizers.Adam, 1, "eager", {}
@@ -238,9 +263,9 @@ def test_every_case_runs_on_every_number_of_replicas_whole_and_in_parts():
     assert {(c, r, p) for c in CASES for r in (1, 2, 4) for p in (False, True)} <= set(found)
 
 
-def assert_same_logs(logs, expected):
+def assert_same_logs(logs, expected, rows=None):
     assert logs.keys() <= expected.keys() and "loss" in logs
-    assert logs["tokens"] == data()[2].sum()
+    assert logs["tokens"] == data()[2][:rows].sum()
     for name, value in logs.items():
         assert value == pytest.approx(expected[name], rel=1e-5), name
 
@@ -249,10 +274,31 @@ def assert_same_logs(logs, expected):
 def test_every_way_is_the_eager_one(results, case, way):
     expected, expected_logs = read(results, case, "eager")
     weights, logs = read(results, case, way)
+    assert_same_weights(weights, expected)
+    assert_same_logs(logs, expected_logs)
+
+
+def assert_same_weights(weights, expected):
     assert weights.keys() == expected.keys()
     for path, value in expected.items():
         np.testing.assert_allclose(weights[path], value, rtol=0, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_the_gradient_of_the_whole_batch_is_clipped(results, clipping):
+    expected, expected_logs = read(results, "1", f"eager-{clipping}")
+    weights, logs = read(results, "1", f"2-{clipping}")
+    assert_same_weights(weights, expected)
     assert_same_logs(logs, expected_logs)
+    unclipped, _ = read(results, "1", "eager")
+    assert max(np.max(np.abs(unclipped[path] - value)) for path, value in expected.items()) > 1e-3
+
+
+def test_a_replica_without_a_row(results):
+    expected, expected_logs = read(results, "1", "1-remainder")
+    weights, logs = read(results, "1", "2-remainder")
+    assert_same_weights(weights, expected)
+    assert_same_logs(logs, expected_logs, REMAINDER)
 
 
 @pytest.mark.parametrize(("case", "way"), ADAM, ids=str)

@@ -47,13 +47,13 @@ def batch_sums(model, batch=(INPUTS, TARGETS, WEIGHTS)):
     return np.array([float(loss) for loss in sums.stages])
 
 
-def fit(model, optimizer="sgd", epochs=1, **compile_settings):
+def fit(model, optimizer="sgd", epochs=1, weights=WEIGHTS, **compile_settings):
     """Updates on four rows each, the same for every model; returns the history."""
     model.compile(optimizer=optimizer, **compile_settings)
     history = model.fit(
         INPUTS,
         TARGETS,
-        sample_weight=WEIGHTS,
+        sample_weight=weights,
         batch_size=4,
         shuffle=False,
         epochs=epochs,
@@ -297,6 +297,20 @@ def test_packed_sentences_are_separate_sentences(n, shared, stage_input):
         np.testing.assert_allclose(gradient, expected[path], rtol=1e-3, atol=2e-4, err_msg=path)
 
 
+PACKED = testing.packed_batch([PAIRS[:3], PAIRS[3:4], PAIRS[4:]])
+
+
+@pytest.mark.parametrize("missing", sorted(PACKED[0].keys() - INPUTS.keys()))
+def test_half_a_packed_batch_is_refused(missing):
+    inputs, *rest = PACKED
+    inputs = {name: ids for name, ids in inputs.items() if name != missing}
+    model = teaforn(n=2)
+    with pytest.raises(UserError, match=f"^A packed batch without {missing}: give all of "):
+        batch_sums(model, (inputs, *rest))
+    with pytest.raises(UserError, match=f"A packed batch without {missing}: give all of "):
+        model.seq2seq(inputs)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_packed_sentences_with_the_same_words_dropped(n, monkeypatch):
     model = teaforn(n=n, word_drop=0.4)
@@ -518,6 +532,27 @@ def test_parts_of_a_batch_have_equal_shapes():
             assert (rows, int(count)) == (expected, parts)
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [None, 10])
+def test_a_batch_without_a_row_changes_nothing(micro_batch_tokens):
+    """Which a replica gets of a batch with fewer rows than replicas."""
+    tf = pytest.importorskip("tensorflow")
+    full = tf.data.Dataset.from_tensors((INPUTS, TARGETS, WEIGHTS))
+    empty = full.map(lambda *batch: keras.tree.map_structure(lambda x: x[:0], batch))
+    runs = {}
+    for name, dataset in (("full", full), ("both", empty.concatenate(full))):
+        settings = {"micro_batch_tokens": micro_batch_tokens, **STAGE_INPUTS["top_5_scattered"]}
+        model = teaforn(n=2, **settings)
+        model.compile(optimizer=keras.optimizers.SGD(0.1))
+        logs = model.fit(dataset, verbose=0).history
+        runs[name] = values_of(model), logs, model.evaluate(dataset, return_dict=True, verbose=0)
+    (weights, logs, tested), (expected, *expected_logs) = runs["both"], runs["full"]
+    assert_same_weights(weights, expected, atol=0 if micro_batch_tokens is None else 1e-7)
+    assert logs["tokens"] == [WEIGHTS.sum()] and tested["tokens"] == WEIGHTS.sum()
+    for actual, same in zip((logs, tested), expected_logs, strict=True):
+        for name, value in same.items():
+            np.testing.assert_allclose(actual[name], value, rtol=1e-6, err_msg=name)
+
+
 # --- Inside Keras ------------------------------------------------------------------------------
 
 OPTIMIZERS = {
@@ -556,6 +591,66 @@ def test_several_steps_an_execution_change_nothing():
     assert_same_weights(one, several, atol=1e-6)
     for name, values in history.items():
         np.testing.assert_allclose(other[name], values, rtol=1e-5)
+
+
+def test_only_the_proportions_of_weights_count():
+    one, small = teaforn(n=2), teaforn(n=2)
+    before = values_of(one)
+    history, other = (
+        fit(model, weights=weights, run_eagerly=True)
+        for model, weights in ((one, WEIGHTS), (small, 1e-3 * WEIGHTS))
+    )
+    assert_same_weights(small, one, atol=1e-6)
+    assert max(np.max(np.abs(v - before[path])) for path, v in values_of(one).items()) > 1e-3
+    assert 1e3 * other.pop("tokens")[0] == pytest.approx(history.pop("tokens")[0])
+    for name, values in history.items():
+        np.testing.assert_allclose(other[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float16", "float64"])
+def test_weights_of_any_type(dtype):
+    expected, model = teaforn(n=2), teaforn(n=2)
+    history = fit(expected, run_eagerly=True)
+    other = fit(model, weights=WEIGHTS.astype(dtype), run_eagerly=True)
+    assert_same_weights(model, expected, atol=0)
+    assert other == history and history["tokens"] == [WEIGHTS.sum()]
+
+
+LONGER = np.pad(TARGETS, ((0, 0), (0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("targets", "weights", "message"),
+    [
+        (None, None, "There are no targets to learn: give y"),
+        (TARGETS, WEIGHTS[:, 0], "sample_weight has the shape .* one weight for each target"),
+        (TARGETS, WEIGHTS[:, 1:], "sample_weight has the shape .* one weight for each target"),
+        (LONGER, None, "y has the shape .* decoder_token_ids .* give both as"),
+    ],
+    ids=["none", "weights", "short", "long"],
+)
+def test_shapes_that_do_not_agree_are_refused(targets, weights, message):
+    model = teaforn()
+    model.compile(optimizer="sgd", run_eagerly=False)
+    arrays = {"y": targets, "sample_weight": weights, "verbose": 0}
+    runs = [lambda: model.fit(INPUTS, **arrays), lambda: model.evaluate(INPUTS, **arrays)]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        parts = [part for part in (INPUTS, targets, weights) if part is not None]
+        dataset = tf.data.Dataset.from_tensors(tuple(parts) if len(parts) > 1 else INPUTS)
+        runs.append(lambda: model.fit(dataset, verbose=0))
+    for run in runs:
+        with pytest.raises(UserError, match=f"^{message}") as caught:
+            run()
+        assert "\n" not in str(caught.value)
+
+
+def test_class_weights_are_refused():
+    model = teaforn()
+    model.compile(optimizer="sgd")
+    with pytest.raises(UserError, match=r"^class_weight: .*sample_weight, \[B, T\]\.$"):
+        model.fit(INPUTS, TARGETS, class_weight={1: 2.0}, verbose=0)
 
 
 class UnevenBatches(keras.utils.PyDataset):

@@ -3,14 +3,45 @@
 import keras
 
 from tf_teaforn import objective
+from tf_teaforn.errors import UserError
 
 
 def batch_of(data):
-    """(inputs, targets, weights) of what Keras hands to a step; by default padding weighs 0."""
+    """(inputs, targets, weights) of what Keras hands to a step; by default padding weighs 0.
+
+    Args:
+        data: inputs, see `TeaForN.hidden_states`; targets [B, T]; weights [B, T] of any type, or
+            None.
+
+    Returns:
+        The same, with weights as float32 [B, T].
+
+    Raises:
+        UserError: there are no targets, or shapes, where they are known, do not agree.
+    """
     inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(data)
+    if targets is None:
+        raise UserError("There are no targets to learn: give y, token ids [B, T].")
     if weights is None:
-        weights = keras.ops.cast(targets != 0, "float32")
-    return inputs, targets, weights
+        weights = targets != 0
+    decoder_shape = inputs["decoder_token_ids"].shape
+    if not _agree(targets.shape, decoder_shape):
+        raise UserError(
+            f"y has the shape {tuple(targets.shape)}, decoder_token_ids {tuple(decoder_shape)}: "
+            "give both as [B, T], y shifted right by one as decoder_token_ids."
+        )
+    if not _agree(weights.shape, targets.shape):
+        raise UserError(
+            f"sample_weight has the shape {tuple(weights.shape)}, y {tuple(targets.shape)}: give "
+            "one weight for each target, [B, T]."
+        )
+    return inputs, targets, keras.ops.cast(weights, "float32")
+
+
+def _agree(shape, other):
+    return len(shape) == len(other) and all(
+        a == b or None in (a, b) for a, b in zip(shape, other, strict=True)
+    )
 
 
 def accumulate(step, batch, num_parts, zeros, state=()):
@@ -20,7 +51,7 @@ def accumulate(step, batch, num_parts, zeros, state=()):
         step: takes a part and the state, returns (nested structure of sums, new state).
         batch: nested structure of tensors with leading dimension B. Parts have ceil(B / K) rows,
             every K-th of the batch; rows of zeros fill up the last ones.
-        num_parts: K, 1 to B.
+        num_parts: K, 1 to B, or 1 where B is 0.
         zeros: the sums of no part.
         state: what `step` hands on from part to part.
 
@@ -52,4 +83,4 @@ def number_of_parts(batch, micro_batch_tokens, num_replicas=1):
     rows, source_length = keras.ops.shape(inputs["encoder_token_ids"])
     length = objective.larger(source_length, keras.ops.shape(targets)[1])
     rows_at_a_time = objective.larger(micro_batch_tokens // (length * num_replicas), 1)
-    return -(-rows // rows_at_a_time)
+    return objective.larger(-(-rows // rows_at_a_time), 1)

@@ -191,13 +191,15 @@ def _number_of_chunks(rows, vocabulary_size):
 
 
 def chunked(x, num_chunks):
-    """[M, ...] -> [K, R, ...], filled up with zeros.
+    """[M, ...] -> [K, R, ...], filled up with zeros; R is at least 1, also where M is 0.
 
     Chunk k has every K-th row: some of all sentences, and so, where these are spread over several
     devices, an equal share of each device's.
     """
     rest = tuple(x.shape[1:])
-    missing = -ops.shape(x)[0] % num_chunks
+    rows = ops.shape(x)[0]
+    # A row of zeros a chunk where there is no other: loops read the first of what they carry.
+    missing = larger(-rows % num_chunks, num_chunks - rows)
     # Known not to be zero, or not known when the program is made.
     if not isinstance(missing, int) or missing:
         x = ops.concatenate([x, ops.zeros((missing, *rest), dtype=x.dtype)])
@@ -207,6 +209,11 @@ def chunked(x, num_chunks):
 def _unchunked(x_KxR, rows):
     x = ops.swapaxes(x_KxR, 0, 1)
     return ops.reshape(x, (-1, *x.shape[2:]))[:rows]
+
+
+def divisor(tokens):
+    """What sums over so many target tokens, float32, are divided by; 1 where there are none."""
+    return ops.where(tokens > 0, tokens, 1.0)
 
 
 def discounts(n, discount):

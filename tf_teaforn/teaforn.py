@@ -4,6 +4,7 @@
 """
 
 import numbers
+import sys
 from typing import NamedTuple
 
 import keras
@@ -156,21 +157,38 @@ class TeaForN(TrainStep, keras.Model):
     def fit(self, x=None, y=None, *args, **kwargs):
         """As that of every Keras model, on arrays or a dataset.
 
+        `sample_weight`, [B, T], has one weight for each target; without it padding weighs 0.
+
         Raises:
-            UserError: an id in arrays is outside of the vocabulary.
+            UserError: an id in arrays is outside of the vocabulary, targets are missing, shapes do
+                not agree, or there is a `class_weight`.
+            tf.errors.InvalidArgumentError: an id in a `tf.data` dataset is outside of the
+                vocabulary.
         """
-        self._check_arrays(x, y)
-        return super().fit(x, y, *args, **kwargs)
+        if kwargs.get("class_weight") is not None:
+            raise UserError(
+                "class_weight: tokens have no class weights. Give one weight for each target as "
+                "sample_weight, [B, T]."
+            )
+        if "validation_data" in kwargs:
+            kwargs["validation_data"] = self._checked(kwargs["validation_data"])
+        return super().fit(self._checked(x, y), y, *args, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As that of every Keras model; raises what `fit` raises."""
-        self._check_arrays(x, y)
-        return super().evaluate(x, y, *args, **kwargs)
+        return super().evaluate(self._checked(x, y), y, *args, **kwargs)
 
-    def _check_arrays(self, x, y):
+    def _checked(self, x, y=None):
+        """`x`, whose ids are looked at: arrays' at once, a dataset's as it is read."""
         if isinstance(x, dict):
             ids = {name: value for name, value in x.items() if name.endswith("_token_ids")}
-            self.seq2seq.check_ids(**ids, targets=y)
+            self.seq2seq.check_ids(**ids, **({} if y is None else {"targets": y}))
+        # Where nobody has imported TensorFlow there are no datasets of its either.
+        elif sys.modules.get("tensorflow"):
+            from tf_teaforn.tf_backend.ids import dataset_with_checks
+
+            return dataset_with_checks(x, self.seq2seq.vocabulary_size)
+        return x
 
     @property
     def metrics(self):
@@ -263,7 +281,7 @@ class TeaForN(TrainStep, keras.Model):
 
     def update_metrics(self, sums):
         """Adds a batch to the running means and returns the logs."""
-        tokens = ops.maximum(sums.tokens, 1.0)
+        tokens = objective.divisor(sums.tokens)
         means = {f"loss_{stage}": total / tokens for stage, total in enumerate(sums.stages)}
         means["loss"] = sums.total / tokens
         means["accuracy"] = sums.correct / tokens

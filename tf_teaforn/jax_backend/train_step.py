@@ -3,6 +3,7 @@
 import jax
 import keras
 
+from tf_teaforn import objective
 from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
 
 
@@ -33,7 +34,7 @@ class TrainStep:
         """
         trainable, non_trainable, optimizer, metrics = state
         batch = batch_of(data)
-        tokens = jax.numpy.maximum(jax.numpy.sum(batch[2]), 1.0)
+        tokens = objective.divisor(jax.numpy.sum(batch[2]))
 
         def loss_function(trainable, non_trainable, part):
             sums, values = self._stateless(

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
+from tf_teaforn import objective
 from tf_teaforn.accumulation import accumulate, batch_of, number_of_parts
 from tf_teaforn.models.recompute import use_remat
-from tf_teaforn.tf_backend.ids import checked
 from tf_teaforn.tf_backend.random import seeds_of_this_replica
 from tf_teaforn.tf_backend.remat import remat
 
@@ -23,21 +23,6 @@ class TrainStep:
         one_device = tf.distribute.get_strategy().num_replicas_in_sync == 1
         self.supports_jit = one_device and bool(tf.config.list_physical_devices("GPU"))
 
-    def fit(self, x=None, *args, **kwargs):
-        """Keras' own; a dataset whose ids are outside of the vocabulary is an error on any device.
-
-        Raises:
-            tf.errors.InvalidArgumentError: there is such an id.
-        """
-        size = self.seq2seq.vocabulary_size
-        if "validation_data" in kwargs:
-            kwargs["validation_data"] = _with_checks(kwargs["validation_data"], size)
-        return super().fit(_with_checks(x, size), *args, **kwargs)
-
-    def evaluate(self, x=None, *args, **kwargs):
-        """Keras' own; as `fit`."""
-        return super().evaluate(_with_checks(x, self.seq2seq.vocabulary_size), *args, **kwargs)
-
     def train_step(self, data):
         """One update. The loss is divided by the number of target tokens of all replicas.
 
@@ -53,13 +38,14 @@ class TrainStep:
         batch = batch_of(data)
         replica = tf.distribute.get_replica_context()
         tokens = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(batch[2]))
+        tokens = objective.divisor(tokens)
         variables = self.trainable_variables
         values = [variable.value for variable in variables]
 
         def step(part, state):
             with tf.GradientTape() as tape:
                 sums = self.loss_sums(*part, training=True)
-                loss = self.optimizer.scale_loss(sums.total / tf.maximum(tokens, 1.0))
+                loss = self.optimizer.scale_loss(sums.total / tokens)
             gradients = tape.gradient(
                 loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
@@ -69,6 +55,8 @@ class TrainStep:
         zeros = (self.no_sums(), [tf.zeros_like(value) for value in values])
         with seeds_of_this_replica(self):
             (sums, gradients), _ = accumulate(step, batch, parts, zeros)
+        if replica.num_replicas_in_sync > 1:
+            _clip_sums(self.optimizer)
         # Keras sums the gradients over the replicas.
         if self.guard is None:
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -81,16 +69,21 @@ class TrainStep:
         return self.update_metrics(self.loss_sums(*batch_of(data), training=False))
 
 
-def _with_checks(data, vocabulary_size):
-    """A dataset of batches that looks at their ids, on the host; anything else as it is."""
-    if not isinstance(data, tf.data.Dataset):
-        return data
+def _clip_sums(optimizer):
+    """Makes an optimizer of Keras clip the sum of the replicas' gradients, as one device does.
 
-    def check(inputs, targets, *weights):
-        inputs = {
-            name: checked(ids, vocabulary_size, name) if name.endswith("_token_ids") else ids
-            for name, ids in inputs.items()
-        }
-        return inputs, checked(targets, vocabulary_size, "targets"), *weights
+    Keras clips each replica's gradient before it sums them. Its own method is replaced, not called
+    beforehand: gradients that it has unscaled and accumulated are those to clip.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
+        return
 
-    return data.map(check)
+    def clip(gradients):
+        replica = tf.distribute.get_replica_context()
+        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        clipped = type(optimizer)._clip_gradients(optimizer, sums)
+        # Keras will sum these.
+        return [gradient / replica.num_replicas_in_sync for gradient in clipped]
+
+    optimizer._clip_gradients = clip
