@@ -5,6 +5,7 @@ not used it yet, so that a start takes no more than what comes after the imports
 """
 
 import json
+import math
 import os
 import random
 import signal
@@ -30,14 +31,16 @@ CASES = {
         ("--batching=bucket", "--noshared", "--optimizer=adafactor"),
         [signal.SIGINT],
     ),
-    "pack-unshared": (("--batching=pack", "--noshared", "--optimizer=sgd"), []),
     "pack-shared": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
     "fixed-shared": (
         ("--batching=fixed", "--optimizer=sgd", "--log_every=5", "--micro_batch_tokens=48"),
         [],
     ),
 }
-KILLS = 4
+# Signals and kills of a case, one of them aimed at a save.
+INTERRUPTIONS = 4
+# Seconds within which a run starts and takes its steps, however busy the machine.
+DEADLINE = 600
 
 
 class Trainer:
@@ -75,60 +78,85 @@ class Trainer:
             os._exit(code)
 
     def finish(self, model_dir):
-        code = os.waitstatus_to_exitcode(os.waitpid(self.start(model_dir), 0)[1])
+        code = exit_code(self.start(model_dir))
         assert code == 0, f"exit code {code}:\n{self.log.read_text()[-3000:]}"
 
 
-def wait_for_step(model_dir, step, child):
-    """Waits until the checkpoint of a step is there; False if the run has ended before."""
-    while max(checkpoint.steps(model_dir), default=0) < step:
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def latest_step(model_dir):
-    return max(checkpoint.steps(model_dir), default=0)
+    # Asked so often that what the library does for each would take time from the runs.
+    try:
+        names = [entry.name for entry in os.scandir(model_dir / "checkpoints")]
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def wait_for_step(trainer, model_dir, step, child, seconds=math.inf):
+    """Waits until the checkpoint of a step is there, the run has ended or the time is over."""
+    start = time.monotonic()
+    while latest_step(model_dir) < step and time.monotonic() - start < seconds:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        if time.monotonic() - start > DEADLINE:
+            os.kill(child, signal.SIGKILL)
+            raise TimeoutError(f"no step {step}:\n{trainer.log.read_text()[-3000:]}")
+        time.sleep(0.02)
+
+
+def halt(child):
+    """Halts a run, until SIGCONT, so that its files can be looked at; False if it has ended."""
+    os.kill(child, signal.SIGSTOP)
+    ended = os.WEXITED | os.WSTOPPED | os.WNOWAIT
+    return os.waitid(os.P_PID, child, ended).si_code == os.CLD_STOPPED
+
+
+def exit_code(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def unfinished_saves(model_dir):
     return list((model_dir / "checkpoints").glob("*.tmp"))
 
 
-def kill(trainer, model_dir, moments, in_save=False):
-    """Starts a run and kills it: in a save, while it starts, or after some steps of its own.
-
-    Returns:
-        Whether it was in the middle of a save; None if it had ended before.
-    """
-    latest = latest_step(model_dir)
-    step = latest + 1 if in_save else min(latest + moments.randint(1, 8), STEPS - 1)
+def kill_in_save(trainer, model_dir):
+    """Starts a run and kills it in the middle of a save; returns (exit code, whether it was)."""
+    step = latest_step(model_dir) + 1
     child = trainer.start(model_dir)
-    if not in_save and moments.random() < 0.2:
-        time.sleep(moments.uniform(0, 3))
-    elif wait_for_step(model_dir, step, child):
-        if in_save:
-            give_up = time.monotonic() + 60
-            while not unfinished_saves(model_dir) and time.monotonic() < give_up:
-                pass
-        else:
-            time.sleep(moments.uniform(0, 0.05))
+    # Which removes what an earlier kill may have left.
+    wait_for_step(trainer, model_dir, step, child)
+    while halt(child) and not unfinished_saves(model_dir):
+        os.kill(child, signal.SIGCONT)
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
-        return None
-    return bool(unfinished_saves(model_dir))
+    return exit_code(child), bool(unfinished_saves(model_dir))
+
+
+def kill(trainer, model_dir, moments):
+    """Starts a run and kills it while it starts or after some steps of its own; its exit code."""
+    # A run that goes on for another two steps has not ended when the signal comes.
+    last = STEPS - 2
+    step = min(latest_step(model_dir) + moments.randint(1, 8), last)
+    child = trainer.start(model_dir)
+    if moments.random() < 0.2:
+        wait_for_step(trainer, model_dir, last, child, moments.uniform(0, 3))
+    else:
+        wait_for_step(trainer, model_dir, step, child)
+        time.sleep(moments.uniform(0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    return exit_code(child)
 
 
 def stop(trainer, model_dir, number):
-    """Sends a run SIGTERM or SIGINT; returns (signal, exit code, seconds that it took)."""
+    """Sends a run SIGTERM or SIGINT; returns (signal, exit code, steps that it still took)."""
     step = latest_step(model_dir) + 1
     child = trainer.start(model_dir)
-    assert wait_for_step(model_dir, step, child)
-    start = time.monotonic()
+    wait_for_step(trainer, model_dir, step, child)
+    halt(child)
+    step = latest_step(model_dir)
     os.kill(child, number)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return number, code, time.monotonic() - start
+    os.kill(child, signal.SIGCONT)
+    code = exit_code(child)
+    return number, code, latest_step(model_dir) - step
 
 
 def run_case(name, folder):
@@ -142,7 +170,7 @@ def run_case(name, folder):
         *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
         *nano_model.FLAGS,
         f"--vocab={corpus / 'vocab.model'}",
-        "--n=3",
+        "--n=2",
         "--max_source_length=24",
         "--max_target_length=24",
         "--batch_tokens=128",
@@ -159,10 +187,13 @@ def run_case(name, folder):
     trainer.finish(folder / "whole")
     moments = random.Random(name)
     stopped = [stop(trainer, folder / "parts", number) for number in signals]
-    # The first is aimed at a save: random moments may miss all of them.
-    kills = [kill(trainer, folder / "parts", moments, in_save=i == 0) for i in range(KILLS)]
+    # Random moments may miss all saves.
+    code, in_save = kill_in_save(trainer, folder / "parts")
+    random_kills = INTERRUPTIONS - len(stopped) - 1
+    codes = [code, *(kill(trainer, folder / "parts", moments) for _ in range(random_kills))]
     trainer.finish(folder / "parts")
-    (folder / "result.json").write_text(json.dumps({"stopped": stopped, "kills": kills}))
+    result = {"stopped": stopped, "kills": codes, "in_save": in_save}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 def run_all(folder):
@@ -253,21 +284,23 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(results, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_runs_were_really_killed(results, case):
-    kills = json.loads((results / case / "result.json").read_text())["kills"]
-    assert len(kills) == KILLS and None not in kills
+    result = json.loads((results / case / "result.json").read_text())
+    assert result["kills"] == [-signal.SIGKILL] * (INTERRUPTIONS - len(CASES[case][1]))
+    assert result["in_save"]
 
 
 @pytest.mark.slow
-def test_signals_end_a_run_within_seconds_and_with_their_exit_code(results):
+def test_signals_end_a_run_at_once_and_with_their_exit_code(results):
     stopped = [
         stop
         for case in CASES
         for stop in json.loads((results / case / "result.json").read_text())["stopped"]
     ]
     assert {number for number, _, _ in stopped} == {signal.SIGTERM, signal.SIGINT}
-    for number, code, seconds in stopped:
+    for number, code, steps in stopped:
         assert code == 128 + number
-        assert seconds < 10
+        # The step that is under way, and the next where that one is about to be saved.
+        assert steps <= 2
 
 
 @pytest.mark.slow
@@ -279,9 +312,3 @@ def test_tensorboard_shows_each_point_once(results, case):
         events.Reload()
         values[name] = [point.step for point in events.Tensors("loss")]
     assert values["whole"] == values["parts"]
-
-
-@pytest.mark.slow
-def test_some_kills_hit_a_save(results):
-    kills = [json.loads((results / c / "result.json").read_text())["kills"] for c in CASES]
-    assert sum(kill for case in kills for kill in case) >= 1
