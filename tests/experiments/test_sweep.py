@@ -455,7 +455,9 @@ def test_the_results_can_be_read_while_runs_are_under_way(finished, options, tas
     def launch(*_):
         if both.wait() == 0:
             raise CommandError("no device")
+        give_up = time.monotonic() + 60
         while "no device" not in path.read_text():
+            assert time.monotonic() < give_up, path.read_text()
             time.sleep(0.01)
         seen.extend(read(path)["runs"].values())
         raise CommandError("no device")
