@@ -1,5 +1,6 @@
 """What bin/evaluate computes and writes, with a translator of known answers."""
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ from tf_teaforn.data.test_sets import language_pair_of
 from tf_teaforn.errors import UserError
 from tf_teaforn.evaluation import Request
 from tf_teaforn.task import Task
-from tf_teaforn.texts import read_lines
+from tf_teaforn.texts import read_lines, to_lines
 
 REFERENCES = ["one two three four five", "a b\nc d", "same again and again"]
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
@@ -41,11 +42,16 @@ TASK = Task(
 
 
 class FakeTranslator:
+    cut = 0
+
     def __init__(self, seq2seq, tokenizer, config, max_source_length, max_target_length):
         self.config = config
+        self.max_source_length = max_source_length
+        self.cut_sources = 0
 
     def decode(self, texts, progress=False):
         assert texts == [f"source {i}" for i in range(3)]
+        self.cut_sources += self.cut
         return [[(answer, -1.0, -1.0)] for answer in ANSWERS[self.config.beam_size]]
 
 
@@ -249,6 +255,44 @@ def test_comparison_and_intervals(folder):
     assert result["comparison"]["bleu"]["p_value"] == expected.p_value
     low, high = result["interval_95"]["bleu"]
     assert low < result["metrics"]["bleu"] < high
+
+
+def test_results_of_other_references_stay_together(folder, caplog):
+    def contents(path):
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+    results = folder / "eval"
+    results.mkdir()
+    # Those of other sets, though they are called alike.
+    others = {"test-2.references.txt": b"x\n", "test-2-best-beam4-alpha1.0.txt": b"y\n"}
+    for name, content in others.items():
+        (results / name).write_bytes(content)
+    evaluation.evaluate(folder, TASK, Request(beam_sizes=[1, 4]))
+    evaluation.evaluate(folder, TASK, Request(beam_sizes=[1], metrics=["bleu"]))
+    assert not list(results.glob("test-????????")) and not caplog.records
+    before = contents(results)
+    assert len(before) == 2 + 5
+
+    turned = GeneratedSource(lambda split: [(s, t[::-1]) for s, t in pairs(split)], version="2")
+    task = dataclasses.replace(TASK, source=turned)
+    evaluation.evaluate(folder, task, Request(beam_sizes=[4]))
+    name = hashlib.sha256(before["test.references.txt"]).hexdigest()[:8]
+    assert contents(results / f"test-{name}") | others == before
+    stem = "test-average-2-30-beam4-alpha1.0"
+    after = contents(results)
+    assert set(after) == {*others, "test.references.txt", f"{stem}.json", f"{stem}.txt"}
+    assert after["test.references.txt"] == to_lines([text[::-1] for text in REFERENCES])
+    assert f"it is in {results}/test-{name} now" in caplog.text
+
+
+def test_sources_that_were_cut(folder, monkeypatch, caplog):
+    monkeypatch.setattr(FakeTranslator, "cut", 2)
+    for result in evaluation.evaluate(folder, TASK, Request(beam_sizes=[1, 4])):
+        assert result["warnings"] == [
+            "2 of 3 source lines were cut: more than 256 subwords, the end of sentence included "
+            "(--max_source_length of bin/train)."
+        ]
+        assert f"Warning: {result['warnings'][0]}" in caplog.text
 
 
 def test_text_that_looks_tokenised(folder, monkeypatch, caplog):

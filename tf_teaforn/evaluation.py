@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tf_teaforn.metrics import (
     tokenized_warning,
 )
 from tf_teaforn.paths import write_whole
-from tf_teaforn.texts import to_lines
+from tf_teaforn.texts import cut_warning, to_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def evaluate(model_dir, task, request=Request()):
     """Scores a checkpoint and writes `eval/<set>-<checkpoint>-beam<k>-alpha<a>.json` and `.txt`.
 
     The references are written beside them, to `eval/<set>.references.txt`; their SHA-256 is in the
-    results. All beam widths are decoded with one model that is loaded once.
+    results. What is there of the set with other references is moved to `eval/<set>-<start of their
+    SHA-256>/` first. All beam widths are decoded with one model that is loaded once.
 
     Args:
         model_dir: what `bin/train` wrote.
@@ -84,6 +86,11 @@ def evaluate(model_dir, task, request=Request()):
 
     Returns:
         The contents of the JSON files, a list.
+
+    Raises:
+        UserError: the set, its languages, a metric, a beam width or the file to compare with cannot
+            be used; there is no such model or checkpoint.
+        OSError: the results cannot be written.
     """
     config = model_dirs.read_config(model_dir)
     alpha = config.decoding.beam_alpha if request.alpha is None else request.alpha
@@ -101,6 +108,7 @@ def evaluate(model_dir, task, request=Request()):
     folder.mkdir(parents=True, exist_ok=True)
     set_name = request.test_set or request.split
     reference_bytes = to_lines(references)
+    _put_aside(folder, _file_name(set_name), reference_bytes)
     write_whole(folder / f"{_file_name(set_name)}.references.txt", reference_bytes)
     results = []
     for search in searches:
@@ -124,7 +132,7 @@ def evaluate(model_dir, task, request=Request()):
             "steps": list(found.steps),
             "split": set_name,
             "references_sha256": hashlib.sha256(reference_bytes).hexdigest(),
-            "warnings": _warnings(metrics, hypotheses, references),
+            "warnings": _warnings(translator, metrics, hypotheses, references),
             "command": shlex.join(request.command),
             "seconds": time.time() - start,
         }
@@ -171,15 +179,37 @@ def _baseline(path, count):
     return lines
 
 
-def _warnings(metrics, hypotheses, references):
-    # ROUGE drops all punctuation.
-    if set(metrics) <= {"rouge", "exact_match"}:
-        return []
-    warning = tokenized_warning(hypotheses, references)
-    if warning is None:
-        return []
-    _logger.warning("Warning: %s", warning)
-    return [warning]
+def _put_aside(folder, name, reference_bytes):
+    """Moves a set's files together to a folder of their own, if they are of other references."""
+    references = folder / f"{name}.references.txt"
+    earlier = references.read_bytes() if references.exists() else reference_bytes
+    if earlier == reference_bytes:
+        return
+    aside = folder / f"{name}-{hashlib.sha256(earlier).hexdigest()[:8]}"
+    aside.mkdir(exist_ok=True)
+    checkpoint = r"(best|\d+|average-\d+-\d+)"
+    own = re.compile(rf"{re.escape(name)}-{checkpoint}-beam\d+-alpha.+\.(json|txt)")
+    found = [path for path in folder.iterdir() if own.fullmatch(path.name)]
+    # The references come last: a move that is interrupted goes on next time.
+    for path in (*found, references):
+        path.replace(aside / path.name)
+    _logger.warning(
+        "Warning: what %s had of %s was of other references: it is in %s now.", folder, name, aside
+    )
+
+
+def _warnings(translator, metrics, hypotheses, references):
+    found = [
+        cut_warning(translator.cut_sources, len(hypotheses), translator.max_source_length),
+        # ROUGE drops all punctuation.
+        None
+        if set(metrics) <= {"rouge", "exact_match"}
+        else tokenized_warning(hypotheses, references),
+    ]
+    warnings = [warning for warning in found if warning]
+    for warning in warnings:
+        _logger.warning("Warning: %s", warning)
+    return warnings
 
 
 def _file_name(name):

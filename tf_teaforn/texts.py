@@ -12,6 +12,16 @@ def to_lines(texts: Iterable[str]) -> bytes:
     return "".join(text.replace("\n", _NEWLINE) + "\n" for text in texts).encode()
 
 
+def cut_warning(count: int, lines: int, max_length: int, what: str = "source") -> str | None:
+    """What to say of lines that were too long for a model, or None if there were none."""
+    if not count:
+        return None
+    return (
+        f"{count} of {lines} {what} lines were cut: more than {max_length} subwords, the end of "
+        f"sentence included (--max_{what}_length of bin/train)."
+    )
+
+
 def read_lines(path: epath.PathLike) -> list[str]:
     """Texts of such a file, without a character dropped."""
     text = epath.Path(path).read_bytes().decode()

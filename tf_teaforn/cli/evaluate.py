@@ -4,7 +4,8 @@
     bin/evaluate --model_dir=runs/ende --test_set=wmt14 --checkpoint=average:5 --beam_size=1,4
 
 Writes <model_dir>/eval/<set>-<checkpoint>-beam<k>-alpha<a>.json, the hypotheses beside it as .txt
-and the references as <set>.references.txt.
+and the references as <set>.references.txt. What is there of the set with other references moves to
+<model_dir>/eval/<set>-<start of their SHA-256>/ first.
 """
 
 import functools
