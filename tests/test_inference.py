@@ -127,5 +127,8 @@ def test_refusals(trained, tmp_path):
 def test_arguments_of_the_wrong_kind(translator):
     with pytest.raises(UserError, match="^A list of texts is needed"):
         translator("the cat")
+    for pair in (("cat", "dog"), ("cat", list("dog")), (list("cat"), "dog")):
+        with pytest.raises(UserError, match="^A list of texts is needed"):
+            translator.score(*pair)
     with pytest.raises(UserError, match="^There are 1 sources and 2 targets"):
         translator.score(["the cat"], ["le chat", "le chien"])

@@ -69,9 +69,11 @@ class Translator:
         Returns:
             For each text, in order, a list of `n_best` triples: text, natural-log probability
             (end-of-sentence included), penalised score.
+
+        Raises:
+            UserError: one text is given, not a list.
         """
-        if isinstance(texts, str):
-            raise UserError("A list of texts is needed, not one text.")
+        _check_lists(texts)
         results = [[("", 0.0, 0.0)] * self.config.n_best for _ in texts]
         filled = [
             index for index, text in enumerate(texts) if text.replace(NEWLINE_PIECE, "\n").strip()
@@ -97,7 +99,11 @@ class Translator:
 
         Args:
             sources, targets: lists of B str, where "<n>" is a newline.
+
+        Raises:
+            UserError: one text is given, not a list, or the lists differ in length.
         """
+        _check_lists(sources, targets)
         if len(sources) != len(targets):
             raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
         scores = np.zeros(len(sources), np.float32)
@@ -128,6 +134,11 @@ class Translator:
         batch, n_best, length = ids_BxNxL.shape
         texts = self.tokenizer.targets.detokenize(ids_BxNxL.reshape(batch * n_best, length)).numpy()
         return [[t.decode() for t in row] for row in texts.reshape(batch, n_best)]
+
+
+def _check_lists(*arguments):
+    if any(isinstance(texts, str) for texts in arguments):
+        raise UserError("A list of texts is needed, not one text.")
 
 
 def _rows(tokenizer, texts, max_length):
