@@ -285,8 +285,14 @@ def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
         What was written, to be asked for by its name.
 
     Raises:
-        UserError: as `load_weights`, or the folder cannot be written.
+        UserError: there are fewer checkpoints; as `load_weights`; the folder cannot be written.
     """
+    available = steps(model_dir)
+    if count > len(available) > 0:
+        raise UserError(
+            f"--last={count}: {model_dir} has {len(available)} of them; steps saved: "
+            f"{', '.join(map(str, available))}. Write --last={len(available)} or less"
+        )
     checkpoint = resolve(model_dir, f"average:{count}")
     records = [_read_record(folder) for folder in checkpoint.folders]
     weights = _mean_weights(checkpoint.folders, records)

@@ -51,6 +51,8 @@ def copy(trained, tmp_path):
         ("train", "--model_dir=foo://x/y", r"--model_dir=foo://x/y: there is no file system foo:"),
         ("train", "--train_files=a,foo://y", r"--train_files=a,foo://y: there is no file system"),
         ("evaluate", "--model_dir=foo://x", r"--model_dir=foo://x: there is no file system foo:"),
+        ("evaluate", "--model_dir=az://x", r"--model_dir=az://x: there is no file system az:"),
+        ("train", "--init_from=hf://x", r"--init_from=hf://x: there is no file system hf://\. W"),
         ("evaluate", "--beam_size=", r"--beam_size=: write whole numbers, e\.g\. 1,4\."),
         ("evaluate", "--beam_alpha=", r"--beam_alpha=: write a number\."),
         ("export", "--beam_size=", r"--beam_size=: write a whole number\."),
@@ -184,6 +186,17 @@ def test_an_output_that_is_a_folder(refused, corpus, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_output_that_cannot_be_written(refused, trained, corpus, monkeypatch):
+    """Where root cannot write either; known before there is work to lose."""
+    monkeypatch.setattr("tf_teaforn.inference.load", lambda *args, **fields: pytest.fail("loaded"))
+    monkeypatch.setattr("tf_teaforn.training.build_vocabulary", lambda *args: pytest.fail("built"))
+    line = "--output=/proc/none cannot be written: No such file or directory. Name another file."
+    flags = [f"--model_dir={trained.model_dir}", "--input=/dev/null"]
+    assert refused("decode", *flags, "--output=/proc/none") == line
+    flags = ["--task=text", f"--train_files={corpus}/train.tsv", "--vocab_size=300"]
+    assert refused("build_vocab", *flags, "--output=/proc/none") == line
+
+
 @pytest.mark.parametrize("name", ["jax", "libtpu"])
 def test_packages_of_the_tpu_compiler(refused, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
@@ -218,6 +231,17 @@ def test_a_long_line(trained, call_command, capsys, tmp_path):
     captured = capsys.readouterr()
     assert captured.out.count("\n") == 3
     assert captured.err.startswith("Warning: 1 of 3 source lines were cut: more than 24 subwords")
+
+
+def test_a_long_line_to_evaluate(trained, call_command, caplog, tmp_path):
+    (tmp_path / "test.tsv").write_text("I see the cat\tx\n" + "the cat " * 50 + "\ty\n")
+    shutil.copytree(trained.model_dir, tmp_path / "model")
+    flags = [f"--model_dir={tmp_path}/model", f"--test_files={tmp_path}/test.tsv"]
+    assert call_command("evaluate", *flags, "--beam_size=1", "--metrics=exact_match") == 0
+    (path,) = (tmp_path / "model" / "eval").glob("test-*.json")
+    (warning,) = json.loads(path.read_text())["warnings"]
+    assert warning.startswith("1 of 2 source lines were cut: more than 24 subwords, the end of")
+    assert f"Warning: {warning}" in caplog.text
 
 
 def test_all_lines_are_too_long(refused, train_flags, tmp_path):

@@ -309,6 +309,7 @@ class TestTrainRefusals:
             ("--optimizer=Adam", r"--optimizer=Adam: write one of adam, adafactor, sgd\."),
             ("--eval_every=0", r"--eval_every=0: write 1 or more\."),
             ("--shared=perhaps", r"--shared=perhaps: write true or false\."),
+            ("--noshared=1", r"--noshared=1: write --shared=true or --shared=false\."),
             ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, multi_.*"),
             ("--metric=chrf", r"Unknown --metric=chrf\. Write one of: bleu, rouge\."),
             ("--train_files=", r"There are no files for split 'train'\. Give --train_files=.*"),
@@ -496,12 +497,15 @@ class TestAverage:
             ([], "--model_dir is missing. Folder of a trained model."),
             (["--model_dir=/none"], "there is no model directory /none: check --model_dir"),
             (["--model_dir={}", "--last=0"], "--last=0: write 1 or more."),
-            (["--model_dir={}", "--last=4"], ".* does not have 4 checkpoints; steps saved: .*"),
+            (
+                ["--model_dir={}", "--last=4"],
+                "--last=4: {} has 3 of them; steps saved: 15, 30, 45. Write --last=3 or less",
+            ),
         ],
     )
     def test_mistakes(self, refused, trained, flags, message):
         flags = [flag.format(trained.model_dir) for flag in flags]
-        assert re.fullmatch(message, refused("average", *flags))
+        assert refused("average", *flags) == message.format(trained.model_dir)
 
 
 class TestSweepAndReport:
@@ -666,6 +670,7 @@ class TestDecode:
             (["--beam_size="], "--beam_size=: write a whole number."),
             (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
             (["--output={tmp}"], "--output={tmp} is a folder. Name a file."),
+            (["--noscores=true"], "--noscores=true: write --scores=true or --scores=false."),
             (["--output={tmp}/no/x"], "--output={tmp}/no/x: there is no such folder. Make .*"),
             (["--model_dir="], "--model_dir is missing. Folder of a trained model."),
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),

@@ -18,7 +18,7 @@ from tf_teaforn import config as settings_module
 from tf_teaforn.cli.stderr import quiet_tensorflow
 from tf_teaforn.data.sources import with_data_dir
 from tf_teaforn.errors import StoppedError, UserError, did_you_mean, user_error_in
-from tf_teaforn.paths import is_remote
+from tf_teaforn.paths import check_writable, is_remote
 from tf_teaforn.task import get_task, task_names
 
 _DEFINE = {
@@ -106,7 +106,7 @@ def define_model_flags(values):
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 _ADDRESS = re.compile(r"\b(gs|s3)://")
 # Flags that may hold addresses of other kinds.
-_NO_PATHS = ("beam_options", "init_from", "model", "tpu")
+_NO_PATHS = ("beam_options", "tpu")
 _FILES = ("train_files", "valid_files", "test_files", "prepared")
 # Flags of tasks with options of their own: type and meaning.
 _TASK_OPTIONS = {
@@ -227,6 +227,18 @@ def local(values, name):
     return found
 
 
+def check_output(path):
+    """Refuses an --output that cannot be written, before there is work to lose."""
+    if epath.Path(path).is_dir():
+        raise UserError(f"--output={path} is a folder. Name a file.")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise UserError(
+            f"--output={path} cannot be written: {error.strerror or error}. Name another file."
+        ) from error
+
+
 def run(define_flags, main, description, backends=("tensorflow",)):
     """Parses the command line and calls `main(flags)`; ends the process.
 
@@ -309,7 +321,13 @@ def _innermost(error):
 
 
 def _check_command_line(values, backends):
-    rest = values(sys.argv)[1:]
+    try:
+        rest = values(sys.argv)[1:]
+    except ValueError as error:
+        # absl's alone is no error of flags.
+        argument = str(error).removesuffix(" does not take an argument")
+        name = argument.lstrip("-").partition("=")[0].removeprefix("no")
+        raise UserError(f"{argument}: write --{name}=true or --{name}=false.") from error
     if rest:
         raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
     for name, value in values.flag_values_dict().items():
@@ -326,14 +344,12 @@ def _check_command_line(values, backends):
 
 def _check_schemes(name, value):
     for part in value.split(","):
-        if is_remote(part):
-            try:
-                epath.Path(part)
-            except KeyError as error:
-                raise UserError(
-                    f"--{name}={value}: there is no file system {error.args[0]}. Write a path, or "
-                    "an address that begins with gs:// or s3://."
-                ) from error
+        # KerasHub reads its presets by itself.
+        if is_remote(part) and not part.startswith(("gs://", "s3://", "keras_nlp:")):
+            raise UserError(
+                f"--{name}={value}: there is no file system {part.partition('://')[0]}://. Write a "
+                "path, or an address that begins with gs:// or s3://."
+            )
 
 
 def _value_error(values, message):

@@ -6,11 +6,9 @@ bin/train does this by itself; a vocabulary made once can be given to many runs 
 """
 
 from absl import flags
-from etils import epath
 
 from tf_teaforn.cli import app
 from tf_teaforn.config import RunConfig
-from tf_teaforn.errors import UserError
 
 
 def define_flags(values):
@@ -26,8 +24,7 @@ def define_flags(values):
 def build_vocab(values):
     """Runs the command."""
     output = app.required(values, "output")
-    if epath.Path(output).is_dir():
-        raise UserError(f"--output={output} is a folder. Name a file.")
+    app.check_output(output)
     task = app.load_task(
         app.required(values, "task"),
         app.task_options(values),

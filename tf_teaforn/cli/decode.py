@@ -17,7 +17,8 @@ from etils import epath
 
 from tf_teaforn.cli import app
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import write_whole
+from tf_teaforn.paths import is_remote, write_whole
+from tf_teaforn.texts import cut_warning
 
 
 def define_flags(values):
@@ -139,10 +140,11 @@ def decode(values):
     to_file = values.output != "-"
     interactive = values.input == "-" and sys.stdin.isatty() and not to_file
     texts = None if interactive else read_lines(values.input)
-    if to_file and not epath.Path(values.output).parent.is_dir():
-        raise UserError(f"--output={values.output}: there is no such folder. Make it first.")
-    if to_file and epath.Path(values.output).is_dir():
-        raise UserError(f"--output={values.output} is a folder. Name a file.")
+    if to_file:
+        # Object stores have no folders.
+        if not (is_remote(values.output) or epath.Path(values.output).parent.is_dir()):
+            raise UserError(f"--output={values.output}: there is no such folder. Make it first.")
+        app.check_output(values.output)
 
     from tf_teaforn.inference import load
 
@@ -163,12 +165,8 @@ def decode(values):
 
 def warn_of_cuts(count, lines, max_length, what="source"):
     """Says on standard error how many lines were too long, if any."""
-    if count:
-        print(
-            f"Warning: {count} of {lines} {what} lines were cut: more than {max_length} subwords, "
-            f"the end of sentence included (--max_{what}_length of bin/train).",
-            file=sys.stderr,
-        )
+    if warning := cut_warning(count, lines, max_length, what):
+        print(f"Warning: {warning}", file=sys.stderr)
 
 
 def _lines(found, scores, first=0):
