@@ -82,6 +82,7 @@ LAYERS = {
         "tf_teaforn/data",
         "tf_teaforn/decoding.py",
         _ACCUMULATION,
+        _PATHS,
         *_MODEL,
     ],
     "tf_teaforn/jax_backend": [

@@ -10,6 +10,8 @@ from etils import epath
 from tests import nano_model
 from tests.checkpoints import tensors
 from tests.fake_gcs import fake_gcs
+from tf_teaforn.errors import UserError
+from tf_teaforn.tf_backend.export import write_saved_model
 
 RUN = "gs://bucket/runs/model"
 
@@ -60,14 +62,55 @@ def test_a_run_on_gs_is_that_on_a_disk(gcs, corpus, small_model, call_command, t
     assert json.loads(result.read_text())["examples"] == 12
     (tmp_path / "in.txt").write_text("I see the cat\n")
     assert (
-        call_command("decode", *flags, f"--input={tmp_path}/in.txt", "--output=gs://bucket/out.txt")
+        call_command("decode", *flags, f"--input={tmp_path}/in.txt", "--output=gs://new/a/out.txt")
         == 0
     )
     assert call_command("export", *flags, "--export_dir=gs://bucket/exported") == 0
     (version,) = epath.Path("gs://bucket/exported").iterdir()
     signature = tf.saved_model.load(str(version)).signatures["serving_default"]
     answer = signature(inputs=tf.constant(["I see the cat"]))["outputs"].numpy()[0].decode()
-    assert epath.Path("gs://bucket/out.txt").read_text() == f"{answer}\n"
+    assert epath.Path("gs://new/a/out.txt").read_text() == f"{answer}\n"
+
+
+class Scaler(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(2.0)
+
+    def signatures(self, mode):
+        number = tf.TensorSpec([], tf.float32)
+        function = tf.function(lambda x: {"y": self.factor * x}, input_signature=[number])
+        return {"serving_default": function}
+
+
+@pytest.mark.parametrize("lost", [None, "saved_model.pb", "variables"])
+def test_an_export_is_a_model_once_all_of_it_is_there(gcs, tmp_path, monkeypatch, lost):
+    moved = []
+    rename = tf.io.gfile.rename
+
+    def recorded(source, destination, overwrite=False):
+        moved.append(destination)
+        if lost and lost in destination:
+            raise tf.errors.UnavailableError(None, None, "gone")
+        rename(source, destination, overwrite)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", recorded)
+    # Of its own, because TensorFlow remembers for seconds what it found.
+    folder = epath.Path(f"gs://bucket/{tmp_path.name}")
+    examples = {"sources": ["x"], "targets": ["y"]}
+    if lost:
+        with pytest.raises(UserError, match="^--export_dir=gs://bucket/.*: cannot .*: gone"):
+            write_saved_model(Scaler(), folder, {}, examples, "score")
+        assert not list(folder.iterdir())
+        return
+    version = write_saved_model(Scaler(), folder, {}, examples, "score")
+    assert list(folder.iterdir()) == [version]
+    assert {f"{version}/variables/variables.index", f"{version}/assets.extra/decode.json"} <= {
+        *moved
+    }
+    assert moved[-1] == f"{version}/saved_model.pb" and moved.count(moved[-1]) == 1
+    signature = tf.saved_model.load(str(version)).signatures["serving_default"]
+    assert signature(x=tf.constant(3.0))["y"] == 6.0
 
 
 def test_no_access(gcs, corpus, call_command, capsys):
