@@ -288,10 +288,10 @@ def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
         UserError: there are fewer checkpoints; as `load_weights`; the folder cannot be written.
     """
     available = steps(model_dir)
-    if count > len(available) > 0:
+    if count > len(available) and epath.Path(model_dir).is_dir():
         raise UserError(
-            f"--last={count}: {model_dir} has {len(available)} of them; steps saved: "
-            f"{', '.join(map(str, available))}. Write --last={len(available)} or less"
+            f"--last={count}: {model_dir} does not have so many checkpoints; steps saved: "
+            f"{', '.join(map(str, available)) or 'none'}. Take fewer, or train on"
         )
     checkpoint = resolve(model_dir, f"average:{count}")
     records = [_read_record(folder) for folder in checkpoint.folders]

@@ -499,7 +499,13 @@ class TestAverage:
             (["--model_dir={}", "--last=0"], "--last=0: write 1 or more."),
             (
                 ["--model_dir={}", "--last=4"],
-                "--last=4: {} has 3 of them; steps saved: 15, 30, 45. Write --last=3 or less",
+                "--last=4: {} does not have so many checkpoints; steps saved: 15, 30, 45. Take "
+                "fewer, or train on",
+            ),
+            (
+                ["--model_dir={}/best", "--last=1"],
+                "--last=1: {}/best does not have so many checkpoints; steps saved: none. Take "
+                "fewer, or train on",
             ),
         ],
     )
