@@ -699,6 +699,9 @@ def test_plan_of_the_paper():
     assert {run.settings["train_steps"] for run in runs} == {1_000_000}
     big = plan(get_experiment("big"), Options(tasks=["wmt14_ende"]), get_task, {})
     assert len(big) == 11 * 3 and {run.settings["train_steps"] for run in big} == {500_000}
+    some = Options(tasks=["wmt14_ende"], arms=["n3-discount0.4", "n1"])
+    part = [run for run in big if run.arm.name in some.arms]
+    assert len(part) == 6 and plan(get_experiment("big"), some, get_task, {}) == part
     longer = plan(get_experiment("equal_compute"), Options(), get_task, {})
     assert {run.settings["train_steps"] for run in longer if run.task == "wmt14_enfr"} == {
         1_000_000,
@@ -731,6 +734,7 @@ def test_refusals(tmp_path):
     refuse("base", "--task=gigaword: .* has wmt14_ende, wmt14_enfr", tasks=["gigaword"])
     files = {"train_files": "a"}
     refuse("base", "--train_files: at --scale=paper .* data of its own", task_options=files)
+    refuse("base", "--arms=n3: .* has n1, n2-discount0.5-unshared, n2-discount0.5", arms=["n3"])
     refuse("base", "--seeds=1,2,1: write every seed once", seeds=[1, 2, 1])
     refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")
     (tmp_path / "results.json").write_text("{}")

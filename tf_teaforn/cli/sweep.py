@@ -49,6 +49,13 @@ def define_flags(values):
     flags.DEFINE_list(
         "seeds", None, "Seeds, e.g. 1,2,3. Default: the experiment's.", flag_values=values
     )
+    flags.DEFINE_list(
+        "arms",
+        [],
+        "Which of the experiment's methods, e.g. n1,n2-discount0.5; the others may follow later. "
+        "Default: all.",
+        flag_values=values,
+    )
     flags.DEFINE_integer(
         "parallel",
         None,
@@ -75,6 +82,7 @@ def sweep(values):
         scale=values.scale,
         tasks=values.task,
         seeds=whole_numbers(values, "seeds"),
+        arms=values.arms,
         task_options=app.task_options(values),
         settings=app.given_settings(values, but=_GRID),
         train_flags=[

@@ -17,6 +17,7 @@ class Options:
         scale: "paper" or "small".
         tasks: which of the experiment's tasks; none: all.
         seeds: none: the experiment's.
+        arms: names of those to run; none: all.
         task_options: files of the user's, for the task "text", by flag.
         settings: settings of all runs that differ from the experiment's.
         train_flags: further flags of bin/train, as they are written.
@@ -29,6 +30,7 @@ class Options:
     scale: str = "paper"
     tasks: Sequence[str] = ()
     seeds: Sequence[int] = ()
+    arms: Sequence[str] = ()
     task_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     train_flags: Sequence[str] = ()
@@ -86,6 +88,21 @@ def chosen_tasks(experiment: Experiment, options: Options) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def chosen_arms(experiment: Experiment, options: Options) -> tuple[Arm, ...]:
+    """The arms to run, in the experiment's order.
+
+    Raises:
+        UserError: an arm that is none of the experiment's.
+    """
+    names = [arm.name for arm in experiment.arms]
+    unknown = [name for name in options.arms if name not in names]
+    if unknown:
+        raise UserError(
+            f"--arms={unknown[0]}: the experiment {experiment.name} has {', '.join(names)}."
+        )
+    return tuple(arm for arm in experiment.arms if not options.arms or arm.name in options.arms)
+
+
 def plan(
     experiment: Experiment, options: Options, get_task: Callable[[str], Task], vocab_size: Mapping
 ) -> list[Run]:
@@ -110,7 +127,7 @@ def plan(
             common |= options.settings
             defaults = {**get_task(task).defaults, **common}
             size = vocab_size.get(task) or defaults["vocab_size"]
-            for arm in experiment.arms:
+            for arm in chosen_arms(experiment, options):
                 settings = {**common, **arm.settings(steps, size), "seed": seed}
                 name = f"{task}-{common['model']}-{arm.name}-seed{seed}"
                 runs.append(Run(name, task, arm, seed, settings))
