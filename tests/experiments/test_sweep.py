@@ -613,15 +613,24 @@ def test_sigterm_ends_all_that_runs(finished, options, task, tmp_path, monkeypat
 
 
 def test_seconds_and_memory_are_those_of_all_launches(finished, options, task, tmp_path):
-    """Three launches, of which the first is interrupted and the second fails."""
+    """Four launches: interrupted, killed together with the sweep, failed, and whole."""
     shutil.copy(finished / "vocab-text.model", tmp_path)
     name = "text-transformer_tiny-n1-seed1"
     clock = [0.0]
-    launches = [(100, 7e8, KeyboardInterrupt), (20, 9e8, CommandError("no device")), (3, 8e8, None)]
+    launches = [
+        (100, 7e8, KeyboardInterrupt),
+        (10, 7e8, KeyboardInterrupt),
+        (20, 9e8, CommandError("no device")),
+        (3, 8e8, None),
+    ]
+    left_by_a_kill = []
 
     def launch(command, flags, log, environment, usage):
         seconds, usage["peak_host_bytes"], error = launches.pop(0)
         clock[0] += seconds
+        log.touch()
+        os.utime(log, (clock[0], clock[0]))
+        left_by_a_kill.append((tmp_path / "results.json").read_text())
         if not launches:
             shutil.rmtree(tmp_path / "runs" / name)
             shutil.copytree(finished / "runs" / name, tmp_path / "runs" / name)
@@ -641,10 +650,14 @@ def test_seconds_and_memory_are_those_of_all_launches(finished, options, task, t
         run = read(tmp_path / "results.json")["runs"][name]
         assert run["launched"] == {"seconds": 100, "peak_host_bytes": 7e8}
         assert not {"status", "seconds", "speed"} & {*run}
+        with pytest.raises(KeyboardInterrupt):
+            sweep.Sweep(alone, tmp_path, part, task, launch).run()
+        (tmp_path / "results.json").write_text(left_by_a_kill[-1])
+        clock[0] += 1000
         assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == [name]
         assert sweep.Sweep(alone, tmp_path, part, task, launch).run() == []
     run = read(tmp_path / "results.json")["runs"][name]
-    assert (run["seconds"], run["speed"]["peak_host_bytes"]) == (123, 9e8)
+    assert (run["seconds"], run["speed"]["peak_host_bytes"]) == (133, 9e8)
     assert "launched" not in run
     assert run["status"] == "done" and run["speed"]["steps_per_second"] > 0
 

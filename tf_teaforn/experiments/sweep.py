@@ -247,8 +247,9 @@ class Sweep:
     def _train(self, run, log, environment):
         model_dir = self._model_dir(run)
         fresh = not self._has_checkpoints(run)
-        before = self._launched(run, fresh)
+        before = self._launched(run, fresh, log)
         start, usage = time.time(), {}
+        self._record(run, launched={**before, "since": start})
         try:
             with self._evaluations_aside(run) if fresh else contextlib.nullcontext():
                 self.launch("train", self._train_flags(run), log, environment, usage)
@@ -267,13 +268,19 @@ class Sweep:
         about = {"command": self._command(run), "version": _version()}
         self._record(run, without, seconds=seconds, speed=speed, **about)
 
-    def _launched(self, run, fresh):
+    def _launched(self, run, fresh, log):
         """Seconds and memory of the launches that the next one goes on from."""
         record = self.records.run(run.name)
         if not (self._model_dir(run) / "config.json").exists():
             return {}
         if "launched" in record or fresh:
-            return record.get("launched", {})
+            launched = dict(record.get("launched", {}))
+            since = launched.pop("since", None)
+            if since is not None and log.exists():
+                # The sweep was killed in that launch, which lasted until the last line it printed.
+                lasted = max(0, log.stat().st_mtime - since)
+                launched["seconds"] = launched.get("seconds", 0) + lasted
+            return launched
         # It was taken for whole.
         peak = record.get("speed", {}).get("peak_host_bytes", 0)
         return {"seconds": record.get("seconds") or 0, "peak_host_bytes": peak}
