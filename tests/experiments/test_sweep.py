@@ -299,6 +299,24 @@ def test_a_new_arm_is_not_tested_against_a_baseline_whose_texts_are_gone(
     assert not run.get("comparisons") and after == before
 
 
+@pytest.mark.parametrize("order", [("n1", "n2-discount0.5"), ("n2-discount0.5", "n1")])
+def test_arms_one_after_the_other_are_tested_against_each_other(
+    finished, options, task, tmp_path, order
+):
+    before = alone(finished, tmp_path, lambda results: results["runs"].clear())
+    assert before == {}
+    for arm in order:
+        for seed in (1, 2):
+            name = f"text-transformer_tiny-{arm}-seed{seed}"
+            shutil.copytree(finished / "runs" / name, tmp_path / "runs" / name)
+        some = dataclasses.replace(options, arms=(arm,))
+        assert sweep.Sweep(EXPERIMENT, tmp_path, some, task, Absent()).run() == []
+    whole, after = (read(folder / "results.json")["runs"] for folder in (finished, tmp_path))
+    for seed in (1, 2):
+        name = f"text-transformer_tiny-n2-discount0.5-seed{seed}"
+        assert after[name]["comparisons"] == whole[name]["comparisons"] != []
+
+
 def test_comparisons_hold_for_the_scores_that_are_recorded(finished, options, task, tmp_path):
     baseline, other = (f"text-transformer_tiny-{a}-seed1" for a in ("n1", "n2-discount0.5"))
 

@@ -81,11 +81,12 @@ class Sweep:
         self._check_averages()
         self.records = Records(self.output_dir / "results.json")
 
-    def plan(self) -> list[Run]:
-        """The runs, as far as the sizes of vocabularies are known."""
+    def plan(self, **changes) -> list[Run]:
+        """The runs, as far as the sizes of vocabularies are known, with changed options."""
         found = {task: self._vocabulary(task) for task in self.tasks.values()}
         sizes = {task: _vocabulary_size(path) for task, path in found.items() if path.exists()}
-        return plan(self.experiment, self.options, self.get_task, sizes)
+        options = dataclasses.replace(self.options, **changes)
+        return plan(self.experiment, options, self.get_task, sizes)
 
     def _check_averages(self):
         """Raises `UserError` where a run would have too few checkpoints for an average."""
@@ -551,10 +552,12 @@ class Sweep:
 
     def _compare(self, run):
         """Tests the run, or all that go with it, against the first arm's run of the same seed."""
-        peers = [other for other in self.runs if (other.seed, other.task) == (run.seed, run.task)]
+        # Arms that are not asked for now may have been run before.
+        grid = self.plan(arms=())
+        peers = [other for other in grid if (other.seed, other.task) == (run.seed, run.task)]
         baseline = next(other for other in peers if other.arm == self.experiment.arms[0])
         others = [other for other in peers if other is not baseline]
-        for other in others if run is baseline else [run]:
+        for other in others if run == baseline else [run]:
             records = [self.records.run(r.name) for r in (baseline, other)]
             known = records[1].get("comparisons", [])
             found = [old for old in known if self._is_current(other.name, old)]
