@@ -32,8 +32,8 @@ setup(
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    # Keras 3.15 and keras-nlp 0.32 need Python 3.11.
-    python_requires=">=3.11",
+    # Keras 3.15 and keras-nlp 0.32 need Python 3.11; TensorFlow 2.21 has nothing for 3.14.
+    python_requires=">=3.11,<3.14",
     packages=find_packages(include=["tf_teaforn", "tf_teaforn.*", "tasks", "tasks.*"]),
     install_requires=[
         "absl-py>=2.1",
