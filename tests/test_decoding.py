@@ -465,8 +465,8 @@ def test_hypotheses_come_best_first(config):
         ({"alpha": float("inf")}, "--beam_alpha=inf: write a finite number"),
         ({"max_length": 0}, "--max_length=0: write a number from 1"),
         ({"max_length_offset": -1}, "--max_length_offset=-1: write 0 or more"),
-        ({"max_length": 5, "min_length": 6}, "write --min_length=5 or less, or a larger --max_len"),
-        ({"min_length": 60}, "write --min_length=51 or less, or a larger --max_length_offset"),
+        ({"max_length": 5, "min_length": 6}, "--min_length=5 or less, or --max_length=6 or more"),
+        ({"min_length": 60}, "write --min_length=51 or less, or --max_length=60 or more"),
         ({"no_repeat_ngram": -1}, "--no_repeat_ngram=-1: write 0 or more"),
     ],
 )

@@ -72,7 +72,7 @@ class SearchConfig:
         require(
             self.max_length is None or 1 <= self.max_length <= _MOST,
             f"--max_length={self.max_length}: write a number from 1 to {_MOST}, or leave it out "
-            "for a maximum relative to the source (--max_length_offset).",
+            "for a maximum relative to the source.",
         )
         require(math.isfinite(self.alpha), f"--beam_alpha={self.alpha}: write a finite number.")
         require(
@@ -103,12 +103,11 @@ class SearchConfig:
             )
         # A source is at least its end-of-sentence token.
         shortest_maximum = self.max_length or self.max_length_offset + 1
-        maximum_flag = "max_length" if self.max_length else "max_length_offset"
         require(
             self.min_length <= shortest_maximum,
             f"--min_length={self.min_length} exceeds the maximum, {shortest_maximum} for the "
-            f"shortest source: write --min_length={shortest_maximum} or less, or a larger "
-            f"--{maximum_flag}.",
+            f"shortest source: write --min_length={shortest_maximum} or less, or "
+            f"--max_length={self.min_length} or more.",
         )
 
 
