@@ -532,6 +532,10 @@ def file_system(monkeypatch, root, allowed=10**9):
             change()
         return RemoteFile(file) if os.fspath(path).startswith("gs://") else file
 
+    def walking(original, top, **kwargs):
+        for folder, *names in original(real(top), **kwargs):
+            yield os.fspath(folder).replace(real(top), os.fspath(top), 1), *names
+
     def moving(original, path, destination, **kwargs):
         if os.fspath(path).startswith("gs://") and os.path.isdir(real(path)):
             raise NotImplementedError("an object store renames no folders")
@@ -542,7 +546,9 @@ def file_system(monkeypatch, root, allowed=10**9):
     read_only = dict.fromkeys(("exists", "isdir", "listdir", "stat"), reading)
     altering = dict.fromkeys(("mkdir", "makedirs", "remove"), changing)
     moves = dict.fromkeys(("rename", "replace", "copy"), moving)
-    with epath.testing.mock_epath(open=opening, rmtree=removing, **read_only, **altering, **moves):
+    with epath.testing.mock_epath(
+        open=opening, rmtree=removing, walk=walking, **read_only, **altering, **moves
+    ):
         yield
 
 
@@ -564,6 +570,26 @@ def test_remote_folders(tmp_path, monkeypatch, caplog):
         assert state["metrics"] == {"bleu": 2.0}
     assert sorted(os.listdir(tmp_path / "bucket" / "run")) == ["best", "checkpoints"]
     assert sorted(os.listdir(tmp_path / "bucket" / "run" / "checkpoints")) == ["2", "3"]
+
+
+@pytest.mark.parametrize("lost", [MODEL, STATE])
+def test_a_remote_folder_that_cannot_be_put_in_place_leaves_the_old_one(
+    tmp_path, monkeypatch, lost
+):
+    def failing(path, destination):
+        if lost in os.fspath(path):
+            raise OSError(5, "Input/output error")
+        return rename(path, destination)
+
+    with file_system(monkeypatch, tmp_path):
+        save("gs://run", 2)
+        rename = gpath.PosixGPath.rename
+        with monkeypatch.context() as patch:
+            patch.setattr(gpath.PosixGPath, "rename", failing)
+            with pytest.raises(UserError, match="checkpoints/2 .*Input/output error"):
+                checkpoint.save("gs://run", 2, weights_of(3), {}, {}, keep=1)
+        assert os.listdir(tmp_path / "run" / "checkpoints") == ["2.old"]
+        assert_equal(checkpoint.load_training("gs://run")[0], weights_of(2))
 
 
 def kill_everywhere(monkeypatch, tmp_path, where, prepare, act, check):

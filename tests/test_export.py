@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -382,6 +383,28 @@ def test_versions_rise(tmp_path):
     assert [folder.name for folder in folders] == [str(later + 1), str(later + 2)]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"notes", str(later), str(later + 1), str(later + 2)}
+
+
+def test_everything_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
+    events = []
+    rename = os.rename
+
+    def record_fsync(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def record_rename(source, destination):
+        events.append("rename")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    folder = write_saved_model(Doubler(), tmp_path, {}, EXAMPLES, "score")
+    *flushed, renamed, parent = events
+    files = {f"{path.relative_to(folder)}" for path in Path(folder).rglob("*")}
+    assert "saved_model.pb" in files and "variables/variables.index" in files
+    temporary = f"{folder}.tmp"
+    assert sorted(flushed) == sorted([temporary, *(f"{temporary}/{name}" for name in files)])
+    assert (renamed, parent) == ("rename", str(tmp_path))
 
 
 def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):

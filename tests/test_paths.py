@@ -3,11 +3,14 @@
 import errno
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 
 import pytest
 from etils import epath
 
-from tf_teaforn.paths import check_writable, is_remote, write_whole
+from tf_teaforn.paths import check_writable, is_remote, move_folder, write_whole
 
 
 @pytest.mark.parametrize(
@@ -33,18 +36,22 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), RuntimeError()]
+)
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, error):
     path = tmp_path / "file"
     write_whole(path, "before")
 
-    def full(descriptor):
+    def fail(descriptor):
         (aside,) = tmp_path.glob("file.*.partial")
         assert aside.read_text() == "after"
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(type(error)) as caught:
         write_whole(path, "after")
+    assert caught.value is error
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -89,6 +96,53 @@ def test_a_pipe_is_written_to(tmp_path):
     assert {*tmp_path.iterdir()} == {pipe, link}
 
 
+@pytest.mark.parametrize(("mode", "before"), [("ab", "before\n"), ("wb", "")])
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_what_standard_output_goes_to_is_not_replaced(tmp_path, path, mode, before):
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    output = tmp_path / "all.txt"
+    output.write_text("before\n")
+    inode = output.stat().st_ino
+    code = (
+        "import sys; from tf_teaforn.paths import check_writable, write_whole; path = sys.argv[1]; "
+        "print('first', flush=True); check_writable(path); write_whole(path, 'whole\\n')"
+    )
+    with output.open(mode) as file:
+        command = [sys.executable, "-c", code, tmp_path / path]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        subprocess.run(command, stdout=file, check=True, env=environment)
+        os.write(file.fileno(), b"last\n")
+    assert output.read_text() == f"{before}first\nwhole\nlast\n"
+    assert output.stat().st_ino == inode
+    assert {*tmp_path.iterdir()} == {output, tmp_path / "link"}
+
+
+def test_what_another_process_has_open_is_not_replaced(tmp_path):
+    output = tmp_path / "all.txt"
+    output.write_text("before\n")
+    with output.open("ab") as file:
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+    path = f"/proc/{process.pid}/fd/1"
+    check_writable(path)
+    write_whole(path, "whole\n")
+    process.communicate(b"last\n")
+    assert output.read_text() == "before\nwhole\nlast\n"
+
+
+def test_a_descriptor_for_reading_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("before")
+    with (tmp_path / "file").open() as file, pytest.raises(OSError, match="Bad file descriptor"):
+        check_writable(f"/dev/fd/{file.fileno()}")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
+def test_a_file_in_memory_is_replaced():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for content in ("old", "new"):
+            write_whole(f"{folder}/file", content)
+            assert pathlib.Path(folder, "file").read_text() == content
+
+
 def test_what_cannot_be_written_is_found_without_a_change(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("/proc/none")
     # Where root cannot make a file either.
@@ -102,3 +156,40 @@ def test_what_cannot_be_written_is_found_without_a_change(tmp_path, monkeypatch)
     with pytest.raises(PermissionError, match="Permission denied"):
         check_writable(tmp_path / "pipe")
     assert {path.name for path in tmp_path.iterdir()} == {"link", "pipe"}
+
+
+def test_a_link_into_nothing_cannot_be_written(tmp_path):
+    link, folder = tmp_path / "link", tmp_path / "folder"
+    link.symlink_to("none/target")
+    reason = f"it is a link into {tmp_path}/none, and there is no such folder"
+    with pytest.raises(FileNotFoundError) as caught:
+        check_writable(link)
+    assert caught.value.strerror == reason
+    # Nor could a caller make a folder of this name.
+    folder.symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError):
+        check_writable(folder / "new" / "file")
+    (tmp_path / "none").mkdir()
+    check_writable(link)
+    write_whole(link, "text")
+    assert (tmp_path / "none" / "target").read_text() == "text"
+
+
+def test_a_move_that_is_not_flushed_is_undone(tmp_path, monkeypatch):
+    source, destination = epath.Path(tmp_path / "source"), epath.Path(tmp_path / "destination")
+    source.mkdir()
+    (source / "last").write_text("text")
+
+    def fail(descriptor):
+        assert os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path)
+        assert list(tmp_path.iterdir()) == [tmp_path / "destination"]
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            move_folder(source, destination, "last")
+    assert list(tmp_path.iterdir()) == [tmp_path / "source"]
+    move_folder(source, destination, "last")
+    assert list(tmp_path.iterdir()) == [tmp_path / "destination"]
+    assert (destination / "last").read_text() == "text"

@@ -11,6 +11,7 @@ from tests import nano_model
 from tests.checkpoints import tensors
 from tests.fake_gcs import fake_gcs
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import write_whole
 from tf_teaforn.tf_backend.export import write_saved_model
 
 RUN = "gs://bucket/runs/model"
@@ -111,6 +112,21 @@ def test_an_export_is_a_model_once_all_of_it_is_there(gcs, tmp_path, monkeypatch
     assert moved[-1] == f"{version}/saved_model.pb" and moved.count(moved[-1]) == 1
     signature = tf.saved_model.load(str(version)).signatures["serving_default"]
     assert signature(x=tf.constant(3.0))["y"] == 6.0
+
+
+def test_a_failed_write_leaves_what_was_there(gcs, tmp_path, monkeypatch):
+    folder = epath.Path(f"gs://bucket/{tmp_path.name}")
+    write_whole(folder / "file", "before")
+
+    def fail(source, destination, overwrite):
+        assert tf.io.gfile.exists(source)
+        raise tf.errors.UnavailableError(None, None, "gone")
+
+    monkeypatch.setattr(tf.io.gfile, "rename", fail)
+    with pytest.raises(tf.errors.UnavailableError):
+        write_whole(folder / "file", "after")
+    assert list(folder.iterdir()) == [folder / "file"]
+    assert (folder / "file").read_text() == "before"
 
 
 def test_no_access(gcs, corpus, call_command, capsys):

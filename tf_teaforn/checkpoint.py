@@ -26,7 +26,7 @@ import safetensors.numpy
 from etils import epath
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import is_remote
+from tf_teaforn.paths import flush, is_remote, move_folder
 
 _FORMAT = 1
 _MODEL = "model.safetensors"
@@ -411,7 +411,7 @@ def _write_folder(
             record["files"][name] = hashlib.sha256(data).hexdigest()
         record["sha256"] = hashlib.sha256(_canonical(record)).hexdigest()
         _write_file(temporary / _STATE, json.dumps(record, indent=1).encode())
-        _sync_directory(temporary)
+        flush(temporary)
         _put_in_place(temporary, folder)
     except OSError:
         with contextlib.suppress(OSError):
@@ -438,43 +438,15 @@ def _write_file(path: epath.Path, data: bytes) -> None:
             os.fsync(file.fileno())
 
 
-def _sync_directory(directory: epath.Path) -> None:
-    if not is_remote(directory):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _put_in_place(temporary: epath.Path, folder: epath.Path) -> None:
     """Replaces `folder`; whenever it is interrupted, `_find(folder)` is the old or the new one."""
     old = _sibling(folder, _OLD)
     if (folder / _STATE).exists():
         _remove(old)
-        _move(folder, old, keep_source=True)
+        move_folder(folder, old, _STATE, keep_source=True)
     _remove(folder)
-    _move(temporary, folder)
+    move_folder(temporary, folder, _STATE)
     _remove(old)
-
-
-def _move(source: epath.Path, destination: epath.Path, keep_source: bool = False) -> None:
-    """Renames a folder.
-
-    Object stores cannot: there its files move one by one, the one that counts last, and
-    `keep_source` copies them, so that the source is complete until the destination is.
-    """
-    if not is_remote(source):
-        source.rename(destination)
-        _sync_directory(destination.parent)
-        return
-    destination.mkdir(parents=True, exist_ok=True)
-    for path in (source / _MODEL, source / _OPTIMIZER, source / _STATE):
-        if path.exists():
-            transfer = path.copy if keep_source else path.rename
-            transfer(destination / path.name)
-    if not keep_source:
-        _remove(source)
 
 
 def _remove(folder: epath.Path) -> None:

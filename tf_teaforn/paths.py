@@ -3,10 +3,14 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import tempfile
 
 from etils import epath
+
+# What is in there leads to what a process has open; to `os.path` it may look like a link to a file.
+_DESCRIPTORS = re.compile(r"/proc/[0-9]+(/task/[0-9]+)?/fd")
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -17,15 +21,21 @@ def is_remote(path: epath.PathLike) -> bool:
 def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     """Writes a file aside and puts it in place in one step: readers see the old one or the new one.
 
-    A symbolic link stays one: the file it leads to is replaced. A device or a pipe is written to.
+    A symbolic link stays one: the file it leads to is replaced. A device, a pipe and what a process
+    has open, such as /dev/stdout, are written to; what is there stays.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError, or what TensorFlow raises of an object store: it cannot be written; what was there
+            is as it was.
     """
     data = content.encode() if isinstance(content, str) else content
     path = epath.Path(path)
-    if _is_special(path):
-        path.write_bytes(data)
+    target = _in_place(path)
+    if target is not None:
+        # Opened again it would have a position of its own, and one would overwrite the other.
+        own = isinstance(target, int)
+        with open(target, "wb" if own else "ab", closefd=not own) as file:
+            file.write(data)
         return
     if not is_remote(path):
         path = epath.Path(os.path.realpath(path))
@@ -39,8 +49,9 @@ def write_whole(path: epath.PathLike, content: str | bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
+    except BaseException:
+        # Those of object stores are TensorFlow's and no OSError.
+        with contextlib.suppress(Exception):
             aside.unlink(missing_ok=True)
         raise
 
@@ -55,18 +66,99 @@ def check_writable(path: epath.PathLike) -> None:
     """
     if is_remote(path):
         return
-    if _is_special(path):
+    target = _in_place(path)
+    if isinstance(target, int):
+        # No byte at all is refused too where it is open for reading alone.
+        os.write(target, b"")
+        return
+    if target is not None:
         # Opened, a pipe would wait for its reader.
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
         return
-    folder = os.path.dirname(os.path.realpath(path))
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
+    if os.path.islink(path):
+        folder = os.path.dirname(os.path.realpath(path))
+        if not os.path.isdir(folder):
+            # A missing folder is made where the path itself names it.
+            reason = f"it is a link into {folder}, and there is no such folder"
+            raise FileNotFoundError(errno.ENOENT, reason, os.fspath(path))
+    else:
+        folder = os.path.dirname(os.path.join(os.curdir, path))
+        # A link into nothing is in the way of a folder.
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
     # Permissions alone do not tell of root, or of a file system that takes no files.
     tempfile.TemporaryFile(dir=folder).close()
 
 
-def _is_special(path: epath.PathLike) -> bool:
-    """Whether a local path leads to what is neither a regular file nor nothing."""
-    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path)
+def flush(path: epath.PathLike) -> None:
+    """Makes a local file's content, or the names in a local folder, outlive a power cut."""
+    if is_remote(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move_folder(
+    source: epath.Path, destination: epath.Path, last: str, keep_source: bool = False
+) -> None:
+    """Renames a folder; no part of it is left at the destination if that fails.
+
+    Object stores cannot: there its files move one by one, the one that makes it count last, and
+    `keep_source` copies them, so that the source is complete until the destination is.
+
+    Args:
+        source: what is in it, if local, has been flushed.
+        destination: does not exist.
+        last: name of the file that makes it count.
+        keep_source: see above; a local folder is renamed all the same.
+    """
+    if not is_remote(source):
+        source.rename(destination)
+        try:
+            flush(destination.parent)
+        except BaseException:
+            destination.rename(source)
+            raise
+        return
+    files = {root / name for root, _, names in source.walk() for name in names}
+    try:
+        for path in (*sorted(files - {source / last}), source / last):
+            target = destination / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            transfer = path.copy if keep_source else path.rename
+            transfer(target)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            (destination / last).unlink(missing_ok=True)
+            destination.rmtree(missing_ok=True)
+        raise
+    if not keep_source:
+        # The destination is whole, whatever becomes of these empty folders.
+        with contextlib.suppress(Exception):
+            source.rmtree(missing_ok=True)
+
+
+def _in_place(path: epath.PathLike) -> int | str | None:
+    """What is written to and not replaced: the number of a descriptor of this process, or a path.
+
+    None for a remote path, a regular file, and nothing.
+    """
+    if is_remote(path) or not os.path.exists(path):
+        return None
+    own = {os.path.realpath(folder) for folder in ("/proc/self/fd", "/dev/fd")}
+    found = os.fspath(epath.Path(path))
+    while True:
+        folder, name = os.path.split(found)
+        folder = os.path.realpath(folder)
+        if folder in own:
+            return int(name)
+        found = os.path.join(folder, name)
+        if _DESCRIPTORS.fullmatch(folder) or not (os.path.islink(found) or os.path.isfile(found)):
+            return found
+        if not os.path.islink(found):
+            return None
+        found = os.path.join(folder, os.readlink(found))

@@ -12,7 +12,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 from tf_teaforn import decoding
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import is_remote
+from tf_teaforn.paths import flush, move_folder
 from tf_teaforn.tf_backend.ids import checked
 
 # What Python's str.strip takes off, or a newline as files have it.
@@ -223,7 +223,10 @@ def write_saved_model(module, export_dir, details, examples, mode):
         if mode == "score":
             inputs["targets"] = examples["targets"]
         _write_warmup_requests(extra / "tf_serving_warmup_requests", inputs)
-        _move(temporary, export_dir / str(version))
+        for root, _, names in temporary.walk():
+            for path in (*(root / name for name in names), root):
+                flush(path)
+        move_folder(temporary, export_dir / str(version), "saved_model.pb")
     except tf.errors.OpError as error:
         raise UserError(
             f"--export_dir={export_dir}: cannot write there: {error.message}"
@@ -232,23 +235,6 @@ def write_saved_model(module, export_dir, details, examples, mode):
         if temporary.exists():
             temporary.rmtree()
     return export_dir / str(version)
-
-
-def _move(source, destination):
-    """Renames a SavedModel's folder; no part of it is left at the destination if that fails.
-
-    Object stores cannot: there its files move one by one, the one that makes it a model last.
-    """
-    if not is_remote(source):
-        source.rename(destination)
-        return
-    files = [root / name for root, _, names in source.walk() for name in names]
-    try:
-        for path in sorted(files, key=lambda path: path == source / "saved_model.pb"):
-            path.rename(destination / path.relative_to(source))
-    except BaseException:
-        destination.rmtree(missing_ok=True)
-        raise
 
 
 def _write_warmup_requests(path, inputs):
