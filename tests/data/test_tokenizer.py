@@ -1,5 +1,7 @@
+import logging
 import random
 import re
+import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -7,6 +9,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
+from tf_teaforn.cli import app
 from tf_teaforn.data.tokenizer import Tokenizer, _draw, _parts, add_eos, train_sentencepiece
 from tf_teaforn.errors import UserError
 
@@ -88,7 +91,7 @@ def test_training_on_a_sample_is_deterministic(model_path, tmp_path):
 def test_training_on_a_share_of_the_characters(model_path, tmp_path, caplog):
     def train(most):
         caplog.clear()
-        with caplog.at_level("INFO", logger="absl"):
+        with caplog.at_level("INFO"):
             train_sentencepiece(SENTENCES, 340, tmp_path / "vocab.model", input_characters=most)
         return (tmp_path / "vocab.model").read_bytes()
 
@@ -98,6 +101,23 @@ def test_training_on_a_share_of_the_characters(model_path, tmp_path, caplog):
     assert train(total - 1) == train(total - 1) != model_path.read_bytes()
     found = re.search(r"on (\d+) of 400 sentences, drawn .*: (\d+) of (\d+) char", caplog.text)
     assert int(found[1]) < 400 and int(found[2]) < int(found[3]) == total
+
+
+def test_commands_say_which_share_they_train_on(tmp_path, monkeypatch, capsys):
+    def command(values):
+        train_sentencepiece(SENTENCES, 310, tmp_path / "vocab.model", input_characters=10_000)
+
+    level = logging.root.level
+    # Those of pytest: a command sets nothing up beside them.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "argv", ["command"])
+    monkeypatch.setattr(app, "quiet_tensorflow", lambda: None)
+    try:
+        app.run(lambda values: None, command, "")
+    finally:
+        logging.root.setLevel(level)
+    found = re.findall(r"vocabulary on \d+ of 400 sent.*of \d+ char.*\n", capsys.readouterr().err)
+    assert len(found) == 1
 
 
 def test_what_is_drawn_comes_from_all_of_the_text():

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -14,7 +15,6 @@ import numpy as np
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
-from absl import logging
 from etils import epath
 from tensorflow_text.python.ops import sentencepiece_tokenizer
 
@@ -30,6 +30,8 @@ VOCABULARY_FILE = "vocab.model"
 _LONGEST_LINE = 4_000
 # Far beyond any model's; tables of ids are made before the model that they belong to.
 _MOST_SUBWORDS = 2**24
+
+_logger = logging.getLogger(__name__)
 
 
 def train_sentencepiece(
@@ -72,7 +74,6 @@ def train_sentencepiece(
     model = io.BytesIO()
     # Which sentences are drawn is fixed in sentencepiece 0.2.3 and follows this in older ones.
     sentencepiece.set_random_generator_seed(0)
-    logging.info("training a vocabulary of %d pieces", vocabulary_size)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(parts),
@@ -102,7 +103,6 @@ def train_sentencepiece(
     output_path = epath.Path(output_path)
     output_path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output_path, model.getvalue())
-    logging.info("wrote %s: %d pieces from %d sentences", output_path, vocabulary_size, len(parts))
 
 
 def _draw(parts: Iterable[str], most_characters: int) -> list[str]:
@@ -127,8 +127,9 @@ def _draw(parts: Iterable[str], most_characters: int) -> list[str]:
             kept = [(place, part) for place, part in kept if place < limit]
             characters = sum(len(part) for _, part in kept)
     if len(kept) < count:
-        logging.info(
-            "training on %d of %d sentences, drawn from all: %d of %d characters (%.1f%%)",
+        _logger.info(
+            "Training the vocabulary on %d of %d sentences, drawn from all: %d of %d characters "
+            "(%.1f%%)",
             len(kept),
             count,
             characters,
