@@ -1,5 +1,6 @@
 """bin/prepare's pipeline: whole shards or none, the same whoever works."""
 
+import functools
 import gzip
 import re
 
@@ -11,6 +12,7 @@ from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
 from tf_teaforn.errors import UserError
 
 prepare = pytest.importorskip("tf_teaforn.data.prepare", exc_type=ModuleNotFoundError)
+PipelineResult = pytest.importorskip("apache_beam.runners.runner").PipelineResult
 
 OPTIONS = ["--runner=DirectRunner", prepare.WITHOUT_PRISM, "--direct_running_mode=in_memory"]
 TEXTS = [*DOCUMENTS, *(f"Number {i} is one.\nIt is followed by number {i + 1}." for i in range(20))]
@@ -67,6 +69,25 @@ def test_shards(source, tmp_path, caplog):
     with pytest.raises(UserError, match="was begun with other documents, settings or --shards"):
         prepare.prepare(source, str(folder), 4, OPTIONS)
     assert files(folder) == before
+
+
+def test_a_runner_that_does_not_count(source, tmp_path, monkeypatch):
+    class Uncounted(prepare.beam.Pipeline):
+        def run(self, *args, **kwargs):
+            result = super().run(*args, **kwargs)
+            # That of a runner without metrics.
+            result.metrics = functools.partial(PipelineResult.metrics, result)
+            return result
+
+    counted, folder = tmp_path / "counted", tmp_path / "out"
+    prepare.prepare(source, str(counted), SHARDS, OPTIONS)
+    monkeypatch.setattr(prepare.beam, "Pipeline", Uncounted)
+    assert len(prepare.prepare(source, str(folder), SHARDS, OPTIONS)) == 2 * SHARDS
+    assert files(folder) == files(counted)
+    (tmp_path / "a.txt").write_text("One sentence.\n")
+    with pytest.raises(UserError, match="no document has two sentences"):
+        prepare.prepare(source, str(tmp_path / "none"), SHARDS, OPTIONS)
+    assert not (tmp_path / "none" / "prepared.json").exists()
 
 
 def test_documents_without_a_pair(source, tmp_path):
