@@ -287,12 +287,14 @@ def test_results_of_other_references_stay_together(folder, caplog):
 
 def test_sources_that_were_cut(folder, monkeypatch, caplog):
     monkeypatch.setattr(FakeTranslator, "cut", 2)
-    for result in evaluation.evaluate(folder, TASK, Request(beam_sizes=[1, 4])):
-        assert result["warnings"] == [
-            "2 of 3 source lines were cut: more than 256 subwords, the end of sentence included "
-            "(--max_source_length of bin/train)."
-        ]
-        assert f"Warning: {result['warnings'][0]}" in caplog.text
+    warning = (
+        "2 of 3 source lines were cut: more than 256 subwords, the end of sentence included "
+        "(--max_source_length of bin/train)."
+    )
+    results = evaluation.evaluate(folder, TASK, Request(beam_sizes=[1, 4]))
+    assert [result["warnings"] for result in results] == [[warning], [warning]]
+    # They are the same for both.
+    assert caplog.messages == [f"Warning: {warning}"]
 
 
 def test_text_that_looks_tokenised(folder, monkeypatch, caplog):

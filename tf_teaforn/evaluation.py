@@ -111,6 +111,7 @@ def evaluate(model_dir, task, request=Request()):
     _put_aside(folder, _file_name(set_name), reference_bytes)
     write_whole(folder / f"{_file_name(set_name)}.references.txt", reference_bytes)
     results = []
+    warned = set()
     for search in searches:
         translator = Translator(
             seq2seq,
@@ -122,6 +123,12 @@ def evaluate(model_dir, task, request=Request()):
         start = time.time()
         hypotheses = [best[0][0] for best in translator.decode(sources, progress=True)]
         scores = compute_metrics(metrics, hypotheses, references, request.intervals)
+        warnings = _warnings(translator, metrics, hypotheses, references)
+        # Sources are cut alike for every beam width.
+        for warning in warnings:
+            if warning not in warned:
+                _logger.warning("Warning: %s", warning)
+        warned.update(warnings)
         result = {
             "metrics": dict(scores.values),
             "signature": dict(scores.signatures),
@@ -132,7 +139,7 @@ def evaluate(model_dir, task, request=Request()):
             "steps": list(found.steps),
             "split": set_name,
             "references_sha256": hashlib.sha256(reference_bytes).hexdigest(),
-            "warnings": _warnings(translator, metrics, hypotheses, references),
+            "warnings": warnings,
             "command": shlex.join(request.command),
             "seconds": time.time() - start,
         }
@@ -206,10 +213,7 @@ def _warnings(translator, metrics, hypotheses, references):
         if set(metrics) <= {"rouge", "exact_match"}
         else tokenized_warning(hypotheses, references),
     ]
-    warnings = [warning for warning in found if warning]
-    for warning in warnings:
-        _logger.warning("Warning: %s", warning)
-    return warnings
+    return [warning for warning in found if warning]
 
 
 def _file_name(name):

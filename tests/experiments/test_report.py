@@ -294,10 +294,32 @@ def test_failures_and_warnings_are_said(report):
     text = (folder / "report.md").read_text()
     assert "5 of 6 runs are done; seeds 1, 2 of 5; scale: small" in text
     assert "n2-discount0.5-unshared-seed2 failed: train ended with 1: <b>no memory</b>" in text
-    assert "beam 4: looks tokenised" in text
+    # Seed 2 of both, and not of the arm that has only seed 1.
+    assert warnings_of(text) == [
+        "demo_ende, test: looks tokenised (demo_ende-transformer_tiny-n1, seeds 2; "
+        "demo_ende-transformer_tiny-n2-discount0.5, seeds 2; beam 4)"
+    ]
     # Texts of runs are no markup.
     page = (folder / "report.html").read_text()
     assert "<b>no memory" not in page and "&lt;b&gt;no memory" in page
+
+
+def warnings_of(text):
+    return re.findall(r"- (.*(?:tokenised|cut).*)", text)
+
+
+def test_a_warning_of_all_runs_and_beam_widths_is_one_line(tmp_path):
+    teacher, _, shared = get_experiment("base").arms
+    runs = [run(arm, seed, {1: 30.0, 4: 31.0}) for arm in (teacher, shared) for seed in (1, 2)]
+    others = run(teacher, 1, {1: 30.0, 4: 31.0}, task="demo_enfr")
+    for one in (*runs, others):
+        for evaluation in next(iter(one.values()))["evaluations"]:
+            evaluation["warnings"] = ["3 lines were cut."] if one is not others else []
+    tasks = {"wmt14_ende": "demo_ende", "wmt14_enfr": "demo_enfr"}
+    path = results_file(tmp_path / "results.json", "base", [*runs, others], (1, 4), tasks=tasks)
+    write_report([path], str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    assert warnings_of(text) == ["demo_ende, test: 3 lines were cut. (all runs)"]
 
 
 class Page(html.parser.HTMLParser):

@@ -1,11 +1,12 @@
 """A report from results files: HTML in one file, Markdown, CSV, figures as PNG and SVG."""
 
 import base64
+import collections
 import csv
 import dataclasses
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +155,42 @@ def _facts(section: Section) -> list[str]:
     facts += [
         f"{name} failed: {run['error']}" for name, run in grid.runs.items() if run.get("error")
     ]
-    warnings = {
-        f"{name}, {e['split']}, beam {e['beam_size']}: {warning}"
-        for name, run in grid.runs.items()
-        for e in run.get("evaluations", [])
-        for warning in e.get("warnings", [])
-    }
-    return [*facts, *grid.experiment.notes, *sorted(warnings)]
+    return [*facts, *grid.experiment.notes, *_warnings(grid.runs)]
+
+
+def _warnings(runs: Mapping[str, Any]) -> list[str]:
+    """A line for each warning of a set, with the runs and beam widths that have it."""
+    scored = collections.defaultdict(set)
+    warned = collections.defaultdict(set)
+    for name, run in runs.items():
+        for evaluation in run.get("evaluations", []):
+            of_set = (run["task"], evaluation["split"])
+            place = (name.rpartition("-seed")[0], run["seed"], evaluation["beam_size"])
+            scored[of_set].add(place)
+            for warning in evaluation.get("warnings", []):
+                warned[*of_set, warning].add(place)
+    return [
+        f"{task}, {split}: {warning} ({_in_short(places, scored[task, split])})"
+        for (task, split, warning), places in sorted(warned.items())
+    ]
+
+
+def _in_short(places: Set[tuple[str, int, int]], scored: Set[tuple[str, int, int]]) -> str:
+    """Which (arm, seed, beam width) of those scored: "…-n1, seeds 1, 2; …-n2, seeds 1; beam 4"."""
+    seeds = collections.defaultdict(set)
+    for arm, seed, _ in places:
+        seeds[arm].add(seed)
+    where = [f"{arm}, seeds {_listed(found)}" for arm, found in sorted(seeds.items())]
+    if {place[:2] for place in places} == {place[:2] for place in scored}:
+        where = ["all runs"]
+    beams = {place[2] for place in places}
+    if beams != {place[2] for place in scored}:
+        where.append(f"beam {_listed(beams)}")
+    return "; ".join(where)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _run_rows(section: Section):
