@@ -50,15 +50,16 @@ def test_other_data_are_refused(data, tmp_path, train, capsys):
     (data / "valid.tsv").write_text("you have the sun\ttu as le soleil\n")
     assert train(3) == 2
     assert (
-        f"--model_dir={model_dir}: the data of split validation are not those of its checkpoints. "
-        "Put them back, or start another run with "
+        f"--model_dir={model_dir}: the examples of split validation are not those of its "
+        "checkpoints: the files, the task's code or a package that prepares them, such as "
+        "sentencex, has changed since. Restore it, or start another run with "
         f"--init_from={model_dir}@latest and another --model_dir."
     ) in capsys.readouterr().err
     assert (model_dir / "examples.json").read_bytes() == examples
     with (data / "train.tsv").open("a") as file:
         file.write("I see the cat\tje vois le chat\n")
     assert train(3) == 2
-    assert "the data of split train and validation are not those" in capsys.readouterr().err
+    assert "the examples of split train and validation are not those" in capsys.readouterr().err
     assert checkpoint.steps(model_dir) == [2]
 
     # The same content at another time.
@@ -74,7 +75,7 @@ def test_a_checkpoint_that_does_not_know_its_data(tmp_path):
     run.model_dir, run.state = tmp_path, {"data": {"train": "a", "validation": "b"}}
     run._check_data({})
     run._check_data({"train": "a"})
-    with pytest.raises(UserError, match="the data of split train are not those"):
+    with pytest.raises(UserError, match="the examples of split train are not those"):
         run._check_data({"train": "c", "validation": "b"})
 
 
