@@ -90,7 +90,7 @@ def test_sigterm_ends_the_command_that_is_waited_for(tmp_path, program, monkeypa
 
 
 def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert processes.share([], 0, 1) == {}
     assert processes.share([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "2"
     environments = [processes.share(["0", "3"], index, 2) for index in range(2)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import hashlib
 import json
 import logging
@@ -21,11 +22,12 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
-from tf_teaforn.experiments.command_line import portable
+from tf_teaforn.experiments.command_line import file_digests, portable
 from tf_teaforn.experiments.plan import Options, plan, scaled
 from tf_teaforn.experiments.processes import CommandError
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.results import read, read_curves, thinned
+from tf_teaforn.experiments.tables import Grid
 from tf_teaforn.models import catalog
 from tf_teaforn.task import get_task
 from tf_teaforn.texts import read_lines
@@ -173,13 +175,16 @@ def test_runs_trained_elsewhere_are_adopted(finished, options, task, tmp_path):
     def launch(name, *_):
         pytest.fail(f"{name} was run")
 
+    shutil.rmtree(config.parent / "tensorboard")
     assert sweep.Sweep(EXPERIMENT, tmp_path, options, task, launch).run() == []
     results = read(tmp_path / "results.json")
     before = read(finished / "results.json")
     for name, run in results["runs"].items():
         assert run["evaluations"] == before["runs"][name]["evaluations"]
         assert run["comparisons"] == before["runs"][name]["comparisons"] if "n2" in name else True
-        assert run["seconds"] >= 0 and run["version"] == "trained elsewhere"
+        seconds = run["seconds"]
+        assert seconds is None if name == config.parent.name else seconds >= 0
+        assert run["version"] == "trained elsewhere"
         assert run["command"].startswith("bin/train --task=text --train_files=")
 
     # Other settings are another run.
@@ -408,10 +413,93 @@ def test_other_files_are_another_run(finished, options, task, tmp_path):
     alone(finished, tmp_path)
     files = {**options.task_options, "train_files": "/elsewhere/other.tsv"}
     other = dataclasses.replace(options, task_options=files)
+    before = (tmp_path / "results.json").read_text()
+    with pytest.raises(UserError, match=r"has tiny with files {.*'train.tsv'.*}, not {.*other.tsv"):
+        sweep.Sweep(EXPERIMENT, tmp_path, other, task, Absent()).run()
+    assert (tmp_path / "results.json").read_text() == before
+    # Of an experiment that shares the runs.
+    alone(finished, tmp_path, lambda results: results["experiments"].clear())
     failed = sweep.Sweep(EXPERIMENT, tmp_path, other, task, Absent()).run()
     assert len(failed) == 4
     error = read(tmp_path / "results.json")["runs"][failed[0]]["error"]
     assert "--train_files: train.tsv there, other.tsv here" in error
+
+
+def test_other_files_of_the_same_names_are_refused(finished, options, task, tmp_path):
+    alone(finished, tmp_path)
+    (tmp_path / "copies").mkdir()
+    files = {}
+    for name, path in options.task_options.items():
+        files[name] = str(shutil.copy(path, tmp_path / "copies"))
+    copies = dataclasses.replace(options, task_options=files)
+    assert sweep.Sweep(EXPERIMENT, tmp_path, copies, task, Absent()).run() == []
+    before = (tmp_path / "results.json").read_text()
+    with open(files["test_files"], "a") as file:
+        file.write("one\tun\n")
+    match = "--test_files=.*/copies/test.tsv: tiny in .* is of other files with these names"
+    with pytest.raises(UserError, match=match):
+        sweep.Sweep(EXPERIMENT, tmp_path, copies, task, Absent()).run()
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_digests_are_of_the_content(tmp_path):
+    (tmp_path / "a").write_text("one\n")
+    (tmp_path / "b").write_text("two\n")
+    for name in "ab":
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    flags = {"train_files": f"{tmp_path}/a,{tmp_path}/b", "test_files": "absent", "metric": "bleu"}
+    expected = {"train_files": hashlib.sha256(b"one\ntwo\n").hexdigest()}
+    assert file_digests(flags) == expected
+    assert file_digests({"train_files": f"{tmp_path}/a.gz,{tmp_path}/b.gz"}) == expected
+
+
+def test_another_model_or_scale_has_a_folder_of_its_own(finished, options, task, tmp_path):
+    alone(finished, tmp_path)
+    before = (tmp_path / "results.json").read_text()
+    for changes, match in (
+        ({"settings": {"model": "transformer_small"}}, "has tiny with model transformer_tiny, not"),
+        ({"scale": "small"}, "has tiny with scale paper, not small"),
+    ):
+        other = dataclasses.replace(options, **changes)
+        with pytest.raises(UserError, match=match):
+            sweep.Sweep(EXPERIMENT, tmp_path, other, task, Absent()).run()
+        assert (tmp_path / "results.json").read_text() == before
+
+
+def test_runs_of_another_experiment_with_other_steps_are_not_its_own(finished):
+    results = read(finished / "results.json")
+    assert results["experiments"]["tiny"]["train_steps"] == {"n1": 6, "n2-discount0.5": 6}
+    results["experiments"]["tiny"]["train_steps"]["n1"] = 12
+    names = {f"text-transformer_tiny-n2-discount0.5-seed{seed}" for seed in (1, 2)}
+    assert {*Grid(EXPERIMENT, results).runs} == names
+
+
+def test_a_run_without_its_best_checkpoint_is_not_at_its_end(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    name = "text-transformer_tiny-n1-seed2"
+    model_dir = folder / "runs" / name
+    assert checkpoint.is_best(model_dir, checkpoint.latest_state(model_dir)["best_step"])
+    shutil.rmtree(model_dir / "best")
+    launch = Absent()
+    assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]
+    assert launch.calls == [("train", name)]
+
+
+def test_what_is_recorded_during_a_comparison_stays(finished, options, task, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    name = "text-transformer_tiny-n2-discount0.5-seed1"
+    alone(folder, folder, lambda results: results["runs"][name].pop("comparisons"))
+    grid = sweep.Sweep(EXPERIMENT, folder, options, task, Absent())
+
+    def compare(*arguments):
+        grid.records.change_run(name, lambda record: {**record, "error": "meanwhile"})
+        return metrics.compare(*arguments)
+
+    monkeypatch.setattr(sweep, "compare", compare)
+    assert grid.runs[0].name == "text-transformer_tiny-n1-seed1"
+    grid._compare(grid.runs[0])
+    after = read(folder / "results.json")["runs"][name]
+    assert after["error"] == "meanwhile" and len(after["comparisons"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -765,6 +853,11 @@ def test_refusals(tmp_path):
     refuse("base", "--task=gigaword: .* has wmt14_ende, wmt14_enfr", tasks=["gigaword"])
     files = {"train_files": "a"}
     refuse("base", "--train_files: at --scale=paper .* data of its own", task_options=files)
+    match = "--train_files: these files can stand for one task. Add --task=wmt14_ende, or"
+    refuse("base", match, task_options=files, scale="small")
+    vocabulary = tmp_path / "no.model"
+    vocabulary.write_text("no")
+    refuse("base", "no.model is not a SentencePiece model", vocabulary=str(vocabulary))
     refuse("base", "--arms=n3: .* has n1, n2-discount0.5-unshared, n2-discount0.5", arms=["n3"])
     refuse("base", "--seeds=1,2,1: write every seed once", seeds=[1, 2, 1])
     refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")

@@ -1,10 +1,14 @@
 """Command lines of a sweep, as they are run and as they are recorded."""
 
+import gzip
+import hashlib
 import os
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
+
+from etils import epath
 
 FILES = ("train_files", "valid_files", "test_files")
 
@@ -35,3 +39,22 @@ def file_names(task_options: Mapping[str, str]) -> dict[str, str]:
         for name, value in task_options.items()
         if name in FILES
     }
+
+
+def file_digests(task_options: Mapping[str, str]) -> dict[str, str]:
+    """{flag: SHA-256 of the files' content, one after the other, unpacked} of what the user gave.
+
+    Files that are not there, or no local ones, are left to the commands that read them.
+    """
+    digests = {}
+    for name, value in task_options.items():
+        paths = [epath.Path(part) for part in value.split(",")]
+        if name in FILES and all(path.is_file() for path in paths):
+            digest = hashlib.sha256()
+            for path in paths:
+                unpacked = gzip.open if path.suffix == ".gz" else open
+                with unpacked(path, "rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+            digests[name] = digest.hexdigest()
+    return digests

@@ -82,6 +82,11 @@ def chosen_tasks(experiment: Experiment, options: Options) -> dict[str, str]:
                 f"--{next(iter(options.task_options))}: at --scale=paper the experiment "
                 f"{experiment.name} has data of its own. Add --scale=small, or leave it out."
             )
+        if len(names) > 1:
+            raise UserError(
+                f"--{next(iter(options.task_options))}: these files can stand for one task. Add "
+                f"--task={names[0]}, or another of {', '.join(names)}."
+            )
         return {names[0]: "text"}
     if options.scale == "small" and not options.task_options:
         return {name: SMALL_TASKS[name] for name in names}

@@ -118,5 +118,5 @@ def share(gpus, index, count):
         return {}
     if gpus:
         return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
-    threads = str(max(1, (os.cpu_count() or 1) // count))
+    threads = str(max(1, len(os.sched_getaffinity(0)) // count))
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}

@@ -1,7 +1,7 @@
 """What a sweep has done, run by run: its results file, kept whole while several threads write."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,13 @@ class Records:
         with self._lock:
             return dict(self._results["runs"])
 
-    def set_run(self, name: str, record: Mapping[str, Any]):
-        """Replaces what is recorded of a run."""
+    def change_run(self, name: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]):
+        """Replaces what is recorded of a run by what `change` makes of it, under a lock."""
         with self._lock:
-            if self._results["runs"].get(name) != record:
-                self._results["runs"][name] = dict(record)
+            before = self.run(name)
+            after = dict(change(before))
+            if after != before:
+                self._results["runs"][name] = after
                 results_file.write(self.path, self._results)
 
 

@@ -1,14 +1,16 @@
 """The results file of a sweep: everything the report needs, in one JSON.
 
 {"format_version": 1,
- "experiments": {name: {"scale", "tasks": {the paper's: ours}, "files": {flag: file names}, "model",
-                        "vocabulary_sha256": {ours: of its file}, "seeds", "beam_sizes",
-                        "checkpoints", "commands": [of bin/sweep]}},
+ "experiments": {name: {"scale", "tasks": {the paper's: ours}, "files": {flag: file names},
+                        "files_sha256": {flag: of their content}, "model",
+                        "vocabulary_sha256": {ours: of its file}, "train_steps": {arm: steps},
+                        "seeds", "beam_sizes", "checkpoints", "commands": [of bin/sweep]}},
  "runs": {name: {"task", "arm", "seed", "status": "done" or "failed", "error",
                  "command", "version", "settings", "train_steps", "seconds",
                  "speed": {"steps_per_second", "target_tokens_per_second",
                            "peak_device_bytes", "peak_host_bytes"},
-                 "launched": {"seconds", "peak_host_bytes"} of a training that is not at its end,
+                 "launched": {"seconds", "peak_host_bytes", "since"} of a training that is not at
+                             its end; since: start of a launch whose end is not recorded,
                  "curves": {"train" or "validation": {name: [[step, value], ...]}},
                  "evaluations": [eval JSON of bin/evaluate and "role", "checkpoint_flag"],
                  "comparisons": [{"role", "checkpoint_flag", "beam_size", "metric", "with",

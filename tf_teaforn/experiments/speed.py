@@ -17,6 +17,8 @@ def read_speed(folder: epath.PathLike) -> dict[str, float]:
         "steps_per_second", "target_tokens_per_second", "seconds" from the first to the last point
         and, where the device tells, "peak_device_bytes"; {} if nothing was logged.
     """
+    if not epath.Path(folder).exists():
+        return {}
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     events.Reload()
     tags = events.Tags().get("tensors", [])

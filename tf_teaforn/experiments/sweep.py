@@ -33,7 +33,13 @@ import sentencepiece
 from tf_teaforn import checkpoint
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
-from tf_teaforn.experiments.command_line import file_names, files_in, flag, portable
+from tf_teaforn.experiments.command_line import (
+    file_digests,
+    file_names,
+    files_in,
+    flag,
+    portable,
+)
 from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
 from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
 from tf_teaforn.experiments.progress import Progress
@@ -43,6 +49,7 @@ from tf_teaforn.experiments.same_run import OtherRunError, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
 from tf_teaforn.metrics import compare, default_metrics
+from tf_teaforn.paths import write_whole
 from tf_teaforn.texts import read_lines
 
 
@@ -144,8 +151,10 @@ class Sweep:
             "scale": self.options.scale,
             "tasks": self.tasks,
             "files": file_names(self.options.task_options),
+            "files_sha256": self._checked_files(),
             "model": model,
             "vocabulary_sha256": vocabularies,
+            "train_steps": {run.arm.name: run.settings["train_steps"] for run in self.runs},
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
             "checkpoints": list(self.experiment.checkpoints),
@@ -158,6 +167,14 @@ class Sweep:
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
+            # Of an arm that was run: with other steps it is refused.
+            entry["train_steps"] |= known.get("train_steps", {})
+        elif known and self._has_results(known):
+            different = next(n for n in ("scale", "files", "model") if known.get(n) != entry[n])
+            raise UserError(
+                f"{self.records.path} has {self.experiment.name} with {different} "
+                f"{known.get(different)}, not {entry[different]}. Take another --output_dir."
+            )
         self.records.set_experiment(self.experiment.name, entry)
         gpus = visible_gpus()
         count = self.options.parallel or max(1, len(gpus))
@@ -321,7 +338,7 @@ class Sweep:
         for run in self.runs:
             adopted = self._model_dir(run) / "vocab.model"
             if run.task == task and adopted.exists():
-                path.write_bytes(adopted.read_bytes())
+                write_whole(path, adopted.read_bytes())
                 return
         log = self.output_dir / "logs" / f"vocab-{task}.log"
         try:
@@ -350,6 +367,38 @@ class Sweep:
                         "one there or name it with --vocab, or take another --output_dir."
                     )
         return found
+
+    def _checked_files(self):
+        """{flag: SHA-256 of the files that the user gave}.
+
+        Raises:
+            UserError: runs of the results file had other ones under these names.
+        """
+        names, found = (
+            file_names(self.options.task_options),
+            file_digests(self.options.task_options),
+        )
+        for experiment, about in self.records.experiments.items():
+            for name, digest in found.items():
+                known = about.get("files_sha256", {}).get(name, digest)
+                if about.get("files", {}).get(name) == names[name] and known != digest:
+                    raise UserError(
+                        f"--{name}={self.options.task_options[name]}: {experiment} in "
+                        f"{self.records.path} is of other files with these names. Take another "
+                        "--output_dir."
+                    )
+        return found
+
+    def _has_results(self, about):
+        """Whether runs of an experiment, as its entry has it, are scored."""
+        tasks, arms = about["tasks"].values(), {arm.name for arm in self.experiment.arms}
+        return any(
+            run.get("evaluations")
+            for run in self.records.runs().values()
+            if run["task"] in tasks
+            and run["arm"] in arms
+            and run["settings"]["model"] == about["model"]
+        )
 
     # Training
 
@@ -400,7 +449,11 @@ class Sweep:
         state = checkpoint.latest_state(model_dir)
         if state is None or not state.get("validated", True):
             return False
-        return state["step"] == expected.training.train_steps
+        if state["step"] != expected.training.train_steps:
+            return False
+        # Training may have been killed before it published its best checkpoint.
+        best = state.get("best_step")
+        return best not in checkpoint.steps(model_dir) or checkpoint.is_best(model_dir, best)
 
     def _is_recorded(self, run):
         """Whether the results file has all of a run whose checkpoints are not there.
@@ -564,9 +617,8 @@ class Sweep:
             if all(r.get("status") == "done" and not r.get("error") for r in records):
                 found += self._new_comparisons(baseline, other, found)
             if found != known:
-                self.records.set_run(
-                    other.name, {**records[1], "comparisons": sorted(found, key=place)}
-                )
+                new = {"comparisons": sorted(found, key=place)}
+                self.records.change_run(other.name, lambda record, new=new: {**record, **new})
 
     def _new_comparisons(self, baseline, other, known):
         """Those that can be made: of texts that are there."""
@@ -618,7 +670,6 @@ class Sweep:
 
     def _record(self, run, without=(), **values):
         """Records values of a run, and drops those of the names in `without`."""
-        record = self.records.run(run.name)
         about = {
             "task": run.task,
             "arm": run.arm.name,
@@ -626,20 +677,25 @@ class Sweep:
             "settings": dict(run.settings),
             "train_steps": run.settings["train_steps"],
         }
-        if values.get("error") or "launched" in values:
-            # What was scored before had the settings that it had then.
-            about = {**about, **record}
-        record = {**record, **about, **values}
-        record.setdefault("command", self._command(run))
-        record.setdefault("version", _version())
-        self.records.set_run(
-            run.name, {name: value for name, value in record.items() if name not in without}
-        )
+        # What was scored before had the settings that it had then.
+        keeps_settings = values.get("error") or "launched" in values
+
+        def change(record):
+            after = {**about, **record} if keeps_settings else {**record, **about}
+            after |= values
+            after.setdefault("command", self._command(run))
+            after.setdefault("version", _version())
+            return {name: value for name, value in after.items() if name not in without}
+
+        self.records.change_run(run.name, change)
 
 
 @functools.lru_cache
 def _vocabulary_size(path):
-    return sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size()
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size()
+    except RuntimeError:
+        raise UserError(f"{path} is not a SentencePiece model, or a truncated one.") from None
 
 
 @functools.cache

@@ -102,6 +102,7 @@ class Grid:
         self.experiment = experiment
         self.about = results["experiments"][experiment.name]
         seeds, tasks = set(self.about["seeds"]), self.about["tasks"]
+        steps = self.about.get("train_steps", {})
         self.planned = max(len(seeds), experiment.seeds)
         self.runs = {
             name: run
@@ -110,6 +111,8 @@ class Grid:
             and run["task"] in tasks.values()
             and run["settings"]["model"] == self.about["model"]
             and run["arm"] in {arm.name for arm in experiment.arms}
+            # Another experiment in the folder may have trained for longer.
+            and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
         }
         self.tasks = tuple(tasks)
         self.numbers: dict[tuple, Number] = {}
