@@ -325,6 +325,28 @@ def test_a_missing_vocabulary_is_named(changed):
         open_folder(folder)
 
 
+def test_bart_without_a_row_for_the_mask(changed, folders, family):
+    """As the published models of summarisation; `<mask>` has the last id of vocab.json."""
+    it = family("bart")
+    weights = safetensors.numpy.load_file(folders["bart"] / "model.safetensors")
+    weights["model.shared.weight"] = np.delete(weights["model.shared.weight"], 4, axis=0)
+    weights["final_logits_bias"] = np.delete(weights["final_logits_bias"], 4, axis=1)
+    folder = changed("bart", {"vocab_size": 419}, weights)
+    ids = json.loads((folder / "vocab.json").read_text())
+    ids = {piece: i - (i > 4) for piece, i in ids.items()} | {"<mask>": 419}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    cut = open_folder(folder)
+    lines = plain_lines(20)
+    rows = it.pretrained.tokenizer.encode(lines, 99).numpy()
+    found = cut.tokenizer.encode(lines, 99)
+    np.testing.assert_array_equal(found, rows - (rows > 4))
+    assert [text.decode() for text in cut.tokenizer.detokenize(found).numpy()] == lines
+    inputs, _, _ = it.batch(it.ids("source_ids"), it.ids("target_ids"))
+    logits = cut.build()({name: value - (value > 4) for name, value in inputs.items()})
+    expected = np.delete(ops.convert_to_numpy(it.seq2seq(inputs)), 4, axis=-1)
+    np.testing.assert_allclose(ops.convert_to_numpy(logits), expected, atol=1e-5)
+
+
 def test_t5_with_an_output_of_its_own(changed, family):
     """T5 1.1 as it was published: the softmax weights are not the embedding."""
     it = family("t5_v1_1")

@@ -47,6 +47,7 @@ class BytePairTokenizer(SubwordTokenizer):
     Args:
       files: "vocab.json" and "merges.txt".
       vocabulary_size: of the model, if it has more ids than the vocabulary; the rest has no text.
+        It may lack `<mask>`, which no text has.
 
     Raises:
       UserError: the files are damaged or do not belong together.
@@ -57,6 +58,9 @@ class BytePairTokenizer(SubwordTokenizer):
     def __init__(self, files: Mapping[str, bytes], vocabulary_size: int | None = None):
         try:
             ids = json.loads(files[VOCABULARY_FILE])
+            # facebook/bart-large-cnn: RoBERTa's vocabulary without its last row.
+            if vocabulary_size and ids.get("<mask>", 0) >= vocabulary_size:
+                del ids["<mask>"]
             merges = [
                 tuple(line.split(" "))
                 for line in files[MERGES_FILE].decode().split("\n")
