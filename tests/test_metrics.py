@@ -192,6 +192,21 @@ def test_paired_bootstrap_equals_brute_force():
     assert compare("bleu", ["x"] * 5, ["y"] * 5, REFERENCES).p_value == 1
 
 
+def test_p_value_is_one_sided_and_its_double_is_not():
+    """Between systems that are right equally often."""
+    rng = np.random.default_rng(0)
+    p_values, scores = [], []
+    for _ in range(500):
+        first, second = (["ab"[wrong] for wrong in rng.integers(2, size=200)] for _ in range(2))
+        found = compare("exact_match", first, second, ["a"] * 200)
+        p_values.append(found.p_value)
+        scores.append(found.system - found.baseline)
+    p_values = np.array(p_values)
+    assert np.mean(p_values < 0.05) == pytest.approx(0.11, abs=0.03)
+    assert np.mean(2 * p_values < 0.05) == pytest.approx(0.05, abs=0.02)
+    assert 0.4 < max(p_values[np.array(scores) != 0]) < 0.45
+
+
 def test_intervals_are_those_of_resampled_examples():
     state = np.random.get_state()[1].copy()
     result = compute_metrics(("bleu", "rouge", "exact_match"), HYPOTHESES, REFERENCES, True)

@@ -134,6 +134,7 @@ def test_differences(report):
         f"compared with `{name}-n1, seeds 1, 2`. Bootstrap: `bs`.\n"
     ) in text
     assert "Bootstrap: <code>bs</code>." in (report[0] / "report.html").read_text()
+    assert "sacreBLEU's estimate, in effect one-sided: double it for a two-sided test." in text
 
 
 def test_cost(report):

@@ -370,8 +370,9 @@ def _differences(grid: Grid) -> list[Table]:
                 "Interval: Student's t, pooled variance. Smallest effect shown: the true "
                 "difference that as many seeds with this spread would have found at the 5% level "
                 "four times in five. p: paired bootstrap over sentences (1,000 resamples) "
-                "between the runs of each seed; it knows nothing of other seeds. Seeds: of the "
-                "row, and of what it is compared with.",
+                "between the runs of each seed; it knows nothing of other seeds. For every metric "
+                "it is sacreBLEU's estimate, in effect one-sided: double it for a two-sided test. "
+                "Seeds: of the row, and of what it is compared with.",
                 f"Runs: {_code(compared)}; compared with {_code(against)}."
                 + (f" Bootstrap: {_code(signatures)}." if signatures else ""),
             )
