@@ -4,6 +4,7 @@ import csv
 import html.parser
 import json
 import re
+import statistics
 
 import pytest
 from matplotlib import image
@@ -405,6 +406,23 @@ def test_refusals(tmp_path):
     (tmp_path / "empty.json").write_text('{"format_version": 1, "experiments": {}, "runs": {}}')
     with pytest.raises(UserError, match="no experiment in it yet"):
         sections([str(tmp_path / "empty.json")])
+
+
+def test_standard_errors_of_the_appendix_are_of_the_population_deviation():
+    """Three scores of one decimal give all of its cells; the notes say how ours differ."""
+    spreads = [(0, a, b) for b in range(9) for a in range(b + 1)]
+    for deviation, all_found in ((statistics.pstdev, True), (statistics.stdev, False)):
+        found = {(sum(s) % 3, f"{deviation(s) / 10 / 3**0.5:.2f}") for s in spreads}
+        for name in ("big", "top_k", "word_drop"):
+            cells = {
+                (round(score.mean * 30) % 3, f"{score.error:.2f}")
+                for score in get_experiment(name).reported.values()
+            }
+            assert (cells <= found) == all_found
+    ratio = statistics.stdev(spreads[-1]) / statistics.pstdev(spreads[-1])
+    for name in ("big", "top_k", "word_drop", "equal_compute"):
+        (note,) = (note for note in get_experiment(name).notes if "population deviation" in note)
+        assert f" {ratio:.2f} times as large" in note
 
 
 def test_the_paper_s_numbers():
