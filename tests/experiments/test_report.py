@@ -375,19 +375,30 @@ def test_figures(report):
     }
 
 
+def run_on_both_sets(arm, seed, dev, test):
+    """{name: run} with a score on the development set, and two on the test set."""
+    found = run(arm, seed, {8: dev}, role="dev")
+    (name,) = found
+    found[name]["evaluations"] += run(arm, seed, {1: test - 1, 8: test})[name]["evaluations"]
+    return found
+
+
 def test_discount_is_chosen_on_the_development_set_and_curves_are_drawn(tmp_path):
     scores = {Arm(2, 0.2): (20.0, 99.0), Arm(2, 0.4): (21.0, 60.0), Arm(): (19.0, 59.0)}
-    runs = []
-    for arm, (dev, test) in scores.items():
-        (name,) = run(arm, 1, {})
-        both = [run(arm, 1, {8: dev}, role="dev"), run(arm, 1, {1: test - 1, 8: test})]
-        both[0][name]["evaluations"] += both[1][name]["evaluations"]
-        runs.append(both[0])
+    scores |= {Arm(2, discount): (19.5, 58.0) for discount in (0.6, 0.8, 1.0)}
+    scores |= {Arm(3, discount): (22.0, 70.0) for discount in (0.2, 0.4)}
+    runs = [run_on_both_sets(arm, 1, *both) for arm, both in scores.items()]
     path = results_file(tmp_path / "results.json", "big", runs, range(1, 9), seeds=[1])
     (section,) = sections([path])
     chosen = section.tables[0]
+    assert chosen.rows[0][1].mean == 59.0
     assert chosen.rows[1][1].mean == 60.0 and chosen.rows[1][2] == ".4 (paper .4)"
-    assert chosen.rows[1][1].reported.mean == 29.30 and chosen.rows[2][1] is None
+    assert chosen.rows[1][1].reported.mean == 29.30
+    # Two of five do not show which is best.
+    assert chosen.rows[2] == ("TeaFor3", None, "- (paper .4)")
+    assert chosen.note.endswith(
+        "there. So far: TeaFor3, English-German (demo_ende stands for it): 2 of 5."
+    )
     figure = section.figures["big-wmt14_ende-teafor2-beams"]
     ours, theirs = figure.axes
     assert theirs.get_ylabel() == "the paper's (dashed)"
@@ -398,6 +409,24 @@ def test_discount_is_chosen_on_the_development_set_and_curves_are_drawn(tmp_path
     assert [59.0, 60.0] in [list(line.get_ydata()) for line in solid]
     spans = [high - low for low, high in (ours.get_ylim(), theirs.get_ylim())]
     assert spans[0] == pytest.approx(spans[1])
+
+
+def test_discount_is_chosen_among_equal_numbers_of_seeds(tmp_path):
+    """With the second seed of all, another one is best than with that of some."""
+    scores = {(Arm(2, d), seed): 20.0 for d in paper.DISCOUNTS for seed in (1, 2)}
+    scores |= {(Arm(2, 0.2), 1): 22.0, (Arm(2, 0.2), 2): 19.0, (Arm(2, 0.4), 1): 21.5}
+    runs = [run_on_both_sets(*place, dev, 30.0) for place, dev in scores.items()]
+    late = next(run for run in runs if "-n2-discount0.2-seed2" in next(iter(run)))
+    found = []
+    for there in ([run for run in runs if run is not late], runs):
+        path = results_file(tmp_path / "results.json", "big", there, range(1, 9))
+        (section,) = sections([path])
+        found.append(section.tables[0])
+    assert found[0].rows[1] == ("TeaFor2", None, "- (paper .4)")
+    assert "TeaFor2, English-German (demo_ende stands for it): 4 of 5; TeaFor3" in found[0].note
+    # 20.75 against 20.5.
+    assert found[1].rows[1][2] == ".4 (paper .4)" and found[1].rows[1][1].values == (30.0, 30.0)
+    assert "TeaFor2" not in found[1].note
 
 
 def test_refusals(tmp_path):
