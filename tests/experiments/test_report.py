@@ -375,6 +375,24 @@ def test_figures(report):
     }
 
 
+def test_mean_loss_curves_are_of_all_runs_at_every_step(tmp_path):
+    """Thinned by strides of their own, the last step apart; one run began to log later."""
+    teacher = get_experiment("base").arms[0]
+    steps = {1: [*range(10, 4000, 20), 4000], 2: [*range(70, 4000, 30), 4000]}
+    runs = [run(teacher, seed, {1: 30.0}) for seed in steps]
+    for one, (seed, at) in zip(runs, steps.items(), strict=True):
+        curve = [[step, 8 * seed - step / 1024] for step in at]
+        validated = {1: [[1000, 4.0], [2000, 3.0]], 2: [[1000, 5.0], [1500, 4.0], [2000, 3.5]]}
+        curves = {"train": {"loss_0": curve}, "validation": {"loss_0": validated[seed]}}
+        next(iter(one.values()))["curves"] = curves
+    (section,) = sections([results_file(tmp_path / "results.json", "base", runs, (1,))])
+    (panel,) = section.figures["base-wmt14_ende-losses"].axes
+    train, validation = (dict(line.get_xydata().tolist()) for line in panel.get_lines())
+    # Both lines are straight, so that what lies between two points is known.
+    assert train == pytest.approx({step: 12 - step / 1024 for step in steps[2]})
+    assert validation == {1000: 4.5, 2000: 3.25}
+
+
 def run_on_both_sets(arm, seed, dev, test):
     """{name: run} with a score on the development set, and two on the test set."""
     found = run(arm, seed, {8: dev}, role="dev")

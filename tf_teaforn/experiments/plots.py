@@ -1,9 +1,10 @@
 """Figures of a report: beam-width curves and loss curves, as matplotlib figures."""
 
+import collections
 import math
-import statistics
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -168,14 +169,25 @@ def _loss_curves(grid, task):
 
 
 def _mean_curves(grid, task, arm) -> Mapping[tuple[str, int], Mapping[int, float]]:
-    """{(kind, stage): {step: mean over the runs that have that step}}."""
-    points: dict[tuple[str, int], dict[int, list[float]]] = {}
+    """{(kind, stage): {step: mean over all runs}}, for the steps that all runs span."""
+    found = collections.defaultdict(list)
     for run in grid.of(task, arm).values():
         for kind, curves in run.get("curves", {}).items():
             for stage in range(arm.n if kind == "train" else 1):
-                for step, value in curves.get(f"loss_{stage}", []):
-                    points.setdefault((kind, stage), {}).setdefault(step, []).append(value)
-    return {
-        key: {step: statistics.fmean(values) for step, values in sorted(curve.items())}
-        for key, curve in points.items()
-    }
+                if curve := curves.get(f"loss_{stage}"):
+                    found[kind, stage].append(dict(curve))
+    means = {key: _mean_curve(curves) for key, curves in found.items()}
+    return {key: curve for key, curve in means.items() if curve}
+
+
+def _mean_curve(curves):
+    """{step: mean}, at the steps of the curve that has the fewest.
+
+    Runs of unlike length are thinned by unlike strides: at a step that only some of them have,
+    these alone would pass for the mean.
+    """
+    first, last = max(map(min, curves)), min(map(max, curves))
+    spanned = [[step for step in curve if first <= step <= last] for curve in curves]
+    steps = min(spanned, key=len)
+    values = [np.interp(steps, list(curve), list(curve.values())) for curve in curves]
+    return dict(zip(steps, np.mean(values, axis=0).tolist(), strict=True))
