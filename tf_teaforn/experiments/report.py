@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from tf_teaforn.experiments.catalog import Score, get_experiment
 from tf_teaforn.experiments.plan import scaled
 from tf_teaforn.experiments.plots import figures
 from tf_teaforn.experiments.results import read
-from tf_teaforn.experiments.tables import METRIC_NAMES, Grid, Number, Table, numbers_of, tables
+from tf_teaforn.experiments.tables import (
+    METRIC_NAMES,
+    Grid,
+    Number,
+    Table,
+    listed,
+    numbers_of,
+    runs_in_short,
+    tables,
+)
 
 _MARKS = "* fewer seeds than planned; † one seed, no standard error."
 _STYLE = """
@@ -165,32 +174,22 @@ def _warnings(runs: Mapping[str, Any]) -> list[str]:
     for name, run in runs.items():
         for evaluation in run.get("evaluations", []):
             of_set = (run["task"], evaluation["split"])
-            place = (name.rpartition("-seed")[0], run["seed"], evaluation["beam_size"])
+            place = (name, evaluation["beam_size"])
             scored[of_set].add(place)
             for warning in evaluation.get("warnings", []):
                 warned[*of_set, warning].add(place)
     return [
-        f"{task}, {split}: {warning} ({_in_short(places, scored[task, split])})"
+        f"{task}, {split}: {warning} ({_where(places, scored[task, split])})"
         for (task, split, warning), places in sorted(warned.items())
     ]
 
 
-def _in_short(places: Set[tuple[str, int, int]], scored: Set[tuple[str, int, int]]) -> str:
-    """Which (arm, seed, beam width) of those scored: "…-n1, seeds 1, 2; …-n2, seeds 1; beam 4"."""
-    seeds = collections.defaultdict(set)
-    for arm, seed, _ in places:
-        seeds[arm].add(seed)
-    where = [f"{arm}, seeds {_listed(found)}" for arm, found in sorted(seeds.items())]
-    if {place[:2] for place in places} == {place[:2] for place in scored}:
-        where = ["all runs"]
-    beams = {place[2] for place in places}
-    if beams != {place[2] for place in scored}:
-        where.append(f"beam {_listed(beams)}")
-    return "; ".join(where)
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
+def _where(places: Set[tuple[str, int]], scored: Set[tuple[str, int]]) -> str:
+    """Which (run, beam width) of those scored: "…-n1, seeds 1, 2; …-n2, seeds 1; beam 4"."""
+    runs, beams = ({place[i] for place in places} for i in range(2))
+    all_runs, all_beams = ({place[i] for place in scored} for i in range(2))
+    where = "all runs" if runs == all_runs else runs_in_short(runs)
+    return where if beams == all_beams else f"{where}; beam {listed(beams)}"
 
 
 def _run_rows(section: Section):

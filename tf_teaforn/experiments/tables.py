@@ -1,12 +1,13 @@
 """Tables as the paper prints them, from a results file; every number knows where it comes from."""
 
+import collections
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tf_teaforn.experiments import paper
 from tf_teaforn.experiments.catalog import Arm, Experiment, Score, short
+from tf_teaforn.experiments.records import place
 from tf_teaforn.experiments.statistics import difference, mean_and_error
 
 _TITLES = {
@@ -59,7 +60,7 @@ class Number:
     @property
     def names(self) -> str:
         """Of its runs, in short."""
-        return _in_short(self.runs)
+        return runs_in_short(self.runs)
 
     @property
     def mark(self) -> str:
@@ -84,10 +85,18 @@ class Table:
     sources: str = ""
 
 
-def _in_short(names: Sequence[str]) -> str:
-    """Runs of one arm: "demo_enfr-transformer_tiny-n1, seeds 1, 2"."""
-    seeds = [re.search(r"-seed(\d+)$", name)[1] for name in names]
-    return f"{names[0].rpartition('-seed')[0]}, seeds {', '.join(seeds)}"
+def runs_in_short(names: Iterable[str]) -> str:
+    """By arm: "demo_enfr-transformer_tiny-n1, seeds 1, 2; …-n2, seeds 1"."""
+    seeds = collections.defaultdict(list)
+    for name in names:
+        arm, _, seed = name.rpartition("-seed")
+        seeds[arm].append(int(seed))
+    return "; ".join(f"{arm}, seeds {listed(found)}" for arm, found in sorted(seeds.items()))
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """In order: "1, 2"."""
+    return ", ".join(map(str, sorted(numbers)))
 
 
 class Grid:
@@ -131,16 +140,15 @@ class Grid:
         found = {}
         for name, run in self.of(task, arm).items():
             for evaluation in run.get("evaluations", []):
-                place = (evaluation["role"], evaluation["checkpoint_flag"], evaluation["beam_size"])
-                if place == (role, spec, k):
+                if place(evaluation) == (role, spec, k):
                     found[name] = evaluation
         metric = metric or self.headline(found.values())
         found = {name: e for name, e in found.items() if metric in e["metrics"]}
         if not found:
             return None
-        place = (task, arm.name, role, spec, k, metric)
+        where = (task, arm.name, role, spec, k, metric)
         values = tuple(e["metrics"][metric] for e in found.values())
-        self.numbers[place] = Number(
+        self.numbers[where] = Number(
             *mean_and_error(values),
             values=values,
             planned=self.planned,
@@ -149,9 +157,9 @@ class Grid:
             signatures=tuple(dict.fromkeys(e["signature"][metric] for e in found.values())),
             references=tuple(dict.fromkeys(e["references_sha256"] for e in found.values())),
             reported=self.reported(task, arm, k, metric, role, spec),
-            place=place,
+            place=where,
         )
-        return self.numbers[place]
+        return self.numbers[where]
 
     def reported(self, task, arm, k, metric, role="test", spec=None) -> Score | None:
         """The paper's number; at small scale ROUGE and BLEU stand for each other nowhere."""
@@ -441,7 +449,7 @@ def cost(grid: Grid) -> list[Table]:
                     values[name] = mean_and_error(measured)[0]
             if arm.n == 1:
                 teacher = values
-            measured_runs.append(_in_short(tuple(runs)))
+            measured_runs.append(runs_in_short(runs))
             steps, memory = paper.COST.get(arm.n, (None, None))
             cells = [_ratio(values, teacher, name, scale) for name, scale in _COST]
             reported = (
