@@ -306,16 +306,28 @@ def test_tensors_that_do_not_fit_are_named(name, tensor, changed):
     [
         ("bart", {"activation_function": "relu"}, "activation_function must be 'gelu'"),
         ("bart", {"vocab_size": 100}, "vocab.json has ids up to 419.*do not belong together"),
+        ("bart", {"pad_token_id": 0}, "does not fit vocab.json: pad_token_id is 0, not 1"),
+        ("bart", {"eos_token_id": 3}, "does not fit vocab.json: eos_token_id is 3, not 2"),
+        ("bart", {"decoder_start_token_id": 420}, "must be an id from 0 to 419, not 420"),
         ("t5", {"relative_attention_num_buckets": 16}, "num_buckets must be 32, not 16"),
         ("t5", {"feed_forward_proj": "linear"}, "'linear' is none of relu, gated-gelu"),
         ("t5", {"d_kv": 5}, r"SelfAttention.k.weight has shape \(12, 16\) instead of \(10, 16\)"),
-        ("marian", {"pad_token_id": 0}, "does not fit vocab.json: pad_token_id"),
+        ("marian", {"pad_token_id": 0}, "vocab.json: pad_token_id is 0, not 168"),
         ("marian", {"normalize_before": True}, "normalize_before True is not supported"),
     ],
 )
 def test_settings_that_we_cannot_compute_are_refused(name, settings, message, changed):
     with pytest.raises(UserError, match=message):
         open_folder(changed(name, settings)).build()
+
+
+def test_bart_starts_from_an_id(folders, changed):
+    model = open_folder(changed("bart", {"decoder_start_token_id": 0})).build()
+    assert model.start_id == 2
+    path = shutil.copytree(folders["bart"], folders["bart"].parent / "null") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": None}))
+    with pytest.raises(UserError, match="decoder_start_token_id must be .* not None"):
+        open_folder(path.parent)
 
 
 def test_a_missing_vocabulary_is_named(changed):

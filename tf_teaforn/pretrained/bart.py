@@ -6,7 +6,7 @@ import math
 from tf_teaforn.data.byte_pair_tokenizer import MERGES_FILE, VOCABULARY_FILE, BytePairTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.hub import build_bart
-from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all
+from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, check_ids
 from tf_teaforn.pretrained.importer import read_files
 from tf_teaforn.pretrained.tensors import Source
 from tf_teaforn.pretrained.transformer import hugging_face_source
@@ -33,7 +33,15 @@ class Bart(BartLayout):
             read_files(folder, VOCABULARY_FILE, MERGES_FILE), self._settings.get("vocab_size")
         )
         self.order = self.tokenizer.order
+        pad, eos = self.order[:2]
+        expected = {"pad_token_id": pad, "eos_token_id": eos}
+        check_ids(self._settings, self._origin, VOCABULARY_FILE, expected)
         self._start = self._settings.get("decoder_start_token_id", 2)
+        if self._start not in range(len(self.order)):
+            raise UserError(
+                f"{self._origin}: decoder_start_token_id must be an id from 0 to "
+                f"{len(self.order) - 1}, not {self._start}."
+            )
 
     def _random_model(self, tensors, *sizes, **settings):
         return build_bart(*sizes, **settings, start_id=int((self.order == self._start).argmax()))

@@ -75,6 +75,26 @@ class BartLayout(HuggingFaceFolder):
         assign_all(seq2seq, variables, sources, tensors, self.order)
 
 
+def check_ids(settings, origin, vocabulary, expected):
+    """Compares special ids and the like of config.json, where it has them, with the vocabulary's.
+
+    Args:
+        settings: of config.json.
+        origin, vocabulary: names of the two for errors.
+        expected: {name: value}.
+
+    Raises:
+        UserError: some differ; names them.
+    """
+    wrong = [
+        f"{name} is {settings[name]}, not {value}"
+        for name, value in expected.items()
+        if settings.get(name, value) != value
+    ]
+    if wrong:
+        raise UserError(f"{origin} does not fit {vocabulary}: {', '.join(wrong)}.")
+
+
 def _has_logits_bias(tensors):
     """Whether a constant other than 0 is added to the logits."""
     return _BIAS in tensors.shapes and bool(np.any(tensors.read(_BIAS)))

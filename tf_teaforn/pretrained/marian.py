@@ -7,7 +7,7 @@ from tf_teaforn.data.marian_tokenizer import (
     MarianTokenizer,
 )
 from tf_teaforn.errors import UserError
-from tf_teaforn.pretrained.bart_layout import BartLayout
+from tf_teaforn.pretrained.bart_layout import BartLayout, check_ids
 from tf_teaforn.pretrained.importer import read_files
 
 # What our layers compute.
@@ -43,6 +43,4 @@ class Marian(BartLayout):
             "eos_token_id": eos,
             "decoder_start_token_id": pad,
         }
-        wrong = [name for name, value in expected.items() if settings.get(name, value) != value]
-        if wrong:
-            raise UserError(f"{self._origin} does not fit {VOCABULARY_FILE}: {', '.join(wrong)}.")
+        check_ids(settings, self._origin, VOCABULARY_FILE, expected)
