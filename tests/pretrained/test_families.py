@@ -1,5 +1,6 @@
 """Marian, BART and T5 of Hugging Face's files: the numbers they have at home."""
 
+import dataclasses
 import functools
 import gzip
 import json
@@ -28,6 +29,7 @@ from tf_teaforn.models.catalog import build_model
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.pretrained.hub import HubPreset
 from tf_teaforn.pretrained.importers import open_folder
+from tf_teaforn.pretrained.tensors import open_safetensors
 from tf_teaforn.teaforn import TeaForN
 from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
 
@@ -388,8 +390,15 @@ def test_only_t5_divides_where_tied(model_type, factor, changed, family):
     np.testing.assert_allclose(ops.convert_to_numpy(model(inputs)), expected, atol=1e-5)
 
 
-def test_a_shared_table_under_another_name(changed, family):
+def test_a_shared_table_under_another_name(changed, family, monkeypatch):
     """As facebook/bart-large-cnn has it; an index of shards that are gone lies beside."""
+    read = []
+
+    def counted(folder):
+        file = open_safetensors(folder)
+        return dataclasses.replace(file, read=lambda name: read.append(name) or file.read(name))
+
+    monkeypatch.setattr("tf_teaforn.pretrained.bart_layout.open_safetensors", counted)
     folder = changed("bart")
     weights = safetensors.numpy.load_file(folder / "model.safetensors")
     kept = "model.decoder.embed_tokens.weight"
@@ -403,6 +412,27 @@ def test_a_shared_table_under_another_name(changed, family):
         family("bart").seq2seq.weights, open_folder(folder).build().weights, strict=True
     ):
         np.testing.assert_array_equal(ours, weight)
+    assert [name for name in read if name in (kept, *names)] == ["model.shared.weight"]
+
+
+@pytest.mark.parametrize("copy", ["encoder.embed_tokens", "decoder.embed_tokens", "lm_head"])
+@pytest.mark.parametrize("name", ["bart", "marian", "t5"])
+def test_copies_of_the_shared_table(name, copy, changed, folders, family):
+    """One may stand for it, as in transformers 5.24; one of other values is another model."""
+    prefix = "" if name == "t5" else "model."
+    shared = f"{prefix}shared.weight"
+    copy = f"{copy}.weight" if copy == "lm_head" else f"{prefix}{copy}.weight"
+    table = safetensors.numpy.load_file(folders[name] / "model.safetensors")[shared]
+    folder = changed(name, tensors={shared: None, copy: table})
+    for ours, weight in zip(
+        family(name).seq2seq.weights, open_folder(folder).build().weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours, weight)
+    if (name, copy) != ("t5", "lm_head.weight"):
+        shutil.rmtree(folder)
+        folder = changed(name, tensors={copy: table + 1})
+        with pytest.raises(UserError, match=f"{copy} differs from {shared}: they must be one"):
+            open_folder(folder).build()
 
 
 def test_a_file_without_the_head_of_a_task(changed, family):

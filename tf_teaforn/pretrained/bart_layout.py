@@ -7,7 +7,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.pretrained.importer import HuggingFaceFolder
-from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors
+from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors, with_tied
 from tf_teaforn.pretrained.transformer import (
     build_transformer,
     hugging_face_sizes,
@@ -18,7 +18,7 @@ from tf_teaforn.pretrained.transformer import (
 _BASE = "model."
 _EMBEDDING = f"{_BASE}shared.weight"
 _BIAS = "final_logits_bias"
-# Other names of the one table, which older files have besides.
+# Other names of the one table, which files have besides or instead.
 _COPIES = (
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
@@ -50,6 +50,7 @@ class BartLayout(HuggingFaceFolder):
         if not any(name.startswith(_BASE) for name in tensors.shapes):
             # Saved without the head of a task, as BartModel is.
             tensors = tensors.under(_BASE)
+        tensors = with_tied(tensors, _EMBEDDING, _COPIES)
         check_sizes(tensors, self.tokenizer.vocabulary_size, *self._parts.values())
         seq2seq = self._random_model(
             tensors,
@@ -129,13 +130,6 @@ def assign_all(seq2seq, variables, sources, tensors, order=None, learned_positio
             if weight.name == "embeddings"
             else Source(_BIAS, rows=order, squeeze=True)
         )
-    for name in set(_COPIES) & set(tensors.shapes):
-        if _EMBEDDING in tensors.shapes and not np.array_equal(
-            tensors.read(name), tensors.read(_EMBEDDING)
-        ):
-            raise UserError(
-                f"{tensors.origin}: {name} differs from {_EMBEDDING}: they must be one."
-            )
     ignored = (*_COPIES, _BIAS)
     if not learned_positions:
         _check_sinusoids(tensors, seq2seq.embedding.embeddings.shape[1])

@@ -1,19 +1,18 @@
 """T5 and T5 1.1 as Hugging Face keeps them: config.json, model.safetensors, spiece.model."""
 
-import numpy as np
-
 from tf_teaforn.data.t5_tokenizer import SENTENCEPIECE_FILE, T5Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_t5
 from tf_teaforn.pretrained.importer import HuggingFaceFolder, read_files
-from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors
+from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors, with_tied
 
 _EMBEDDING = "shared.weight"
 _OUTPUT = "lm_head.weight"
+# Other names of the one table, which files have besides or instead.
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _IGNORED = (
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
+    *_COPIES,
     _OUTPUT,
     # Of no effect, and only in older files.
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
@@ -73,9 +72,11 @@ class T5(HuggingFaceFolder):
 
     def build(self, dtype=None, dropout=None):
         tensors = open_safetensors(self._folder)
+        tensors = with_tied(tensors, _EMBEDDING, _COPIES)
+        if _EMBEDDING not in tensors.shapes and self._settings.get("tie_word_embeddings", True):
+            tensors = with_tied(tensors, _EMBEDDING, [_OUTPUT])
         tied = _OUTPUT not in tensors.shapes or (
-            _EMBEDDING in tensors.shapes
-            and np.array_equal(tensors.read(_OUTPUT), tensors.read(_EMBEDDING))
+            _EMBEDDING in tensors.shapes and tensors.equal(_OUTPUT, _EMBEDDING)
         )
         check_sizes(tensors, self.tokenizer.vocabulary_size, *self._parts.values())
         encoder, decoder = (with_dropout(part, dropout) for part in self._parts.values())

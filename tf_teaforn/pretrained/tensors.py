@@ -60,11 +60,13 @@ class TensorFile:
         origin: names the file in errors.
         shapes: {name: shape}.
         read: function of a name.
+        aliases: {name: name of the tensor that it is another name of}.
     """
 
     origin: str
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def under(self, prefix):
         """The same with `prefix` in front of every name."""
@@ -72,7 +74,43 @@ class TensorFile:
             self.origin,
             {prefix + name: shape for name, shape in self.shapes.items()},
             lambda name: self.read(name.removeprefix(prefix)),
+            {prefix + name: prefix + kept for name, kept in self.aliases.items()},
         )
+
+    def with_alias(self, alias, kept):
+        """The same with `alias` as another name of the tensor `kept`."""
+        return TensorFile(
+            self.origin,
+            {**self.shapes, alias: self.shapes[kept]},
+            lambda name: self.read(kept if name == alias else name),
+            {**self.aliases, alias: self.aliases.get(kept, kept)},
+        )
+
+    def equal(self, name, other):
+        """Whether two names have the same values; the same tensor is not read for it."""
+        if self.aliases.get(name, name) == self.aliases.get(other, other):
+            return True
+        return np.array_equal(self.read(name), self.read(other))
+
+
+def with_tied(tensors, name, copies):
+    """`TensorFile` that has a tied tensor by its name, if it has it by any.
+
+    Args:
+        tensors: `TensorFile`.
+        name: of the tensor.
+        copies: other names that it may have, also besides.
+
+    Raises:
+        UserError: a copy has other values.
+    """
+    copies = [copy for copy in copies if copy in tensors.shapes]
+    if copies and name not in tensors.shapes:
+        tensors = tensors.with_alias(name, copies[0])
+    for copy in copies:
+        if not tensors.equal(copy, name):
+            raise UserError(f"{tensors.origin}: {copy} differs from {name}: they must be one.")
+    return tensors
 
 
 def assign(variables, sources, tensors, ignored=()):
@@ -186,7 +224,10 @@ def open_safetensors(folder):
             value = (value.astype("<u4") << 16).view("<f4")
         return value.reshape(place.shape)
 
-    return TensorFile(str(folder), {name: place.shape for name, place in places.items()}, read)
+    shapes = {name: place.shape for name, place in places.items()}
+    first = {}
+    aliases = {name: first.setdefault(place, name) for name, place in places.items()}
+    return TensorFile(str(folder), shapes, read, aliases)
 
 
 @dataclasses.dataclass(frozen=True)
