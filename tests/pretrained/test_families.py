@@ -332,10 +332,34 @@ def test_bart_starts_from_an_id(folders, changed):
         open_folder(path.parent)
 
 
-def test_a_missing_vocabulary_is_named(changed):
-    folder = changed("marian")
-    (folder / "target.spm").unlink()
-    with pytest.raises(UserError, match=r"has no target.spm: the vocabulary"):
+@pytest.mark.parametrize(
+    ("name", "missing"), [("bart", "merges.txt"), ("t5", "spiece.model"), ("marian", "target.spm")]
+)
+def test_a_missing_vocabulary_is_named(name, missing, changed):
+    folder = changed(name)
+    (folder / missing).unlink()
+    with pytest.raises(UserError, match=f"has no {missing}, the vocabulary: copy what is missing"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("merge", [str.split, str])
+def test_bart_with_tokenizer_json_alone(merge, changed, family):
+    """As transformers 5.24 writes it (pairs), and as older ones do (strings)."""
+    folder = changed("bart")
+    ids = json.loads((folder / "vocab.json").read_text())
+    _, *merges = (folder / "merges.txt").read_text().splitlines()
+    model = {"type": "BPE", "vocab": ids, "merges": [merge(line) for line in merges]}
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model}))
+    found = open_folder(folder).tokenizer
+    expected = family("bart").pretrained.tokenizer
+    np.testing.assert_array_equal(found.order, expected.order)
+    lines = text_lines()
+    np.testing.assert_array_equal(found.encode(lines, 1000), expected.encode(lines, 1000))
+    model = {"type": "Unigram", "vocab": [["a", -1.0]]}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(UserError, match="json has no vocabulary of BART.*: copy vocab.json"):
         open_folder(folder)
 
 

@@ -231,7 +231,7 @@ QUERY = "model.decoder.layers.1.encoder_attn.q_proj.weight"
         ({"vocab_size": "much"}, {}, (), "config.json has no vocab_size"),
         ({"vocab_size": 200}, {}, (), "spiece.model: spiece.model has ids up to 272"),
         ({}, {"lm_head.weight": np.ones((273, 16), "f")}, (), "lm_head.weight differs from"),
-        ({}, {}, ("spiece.model",), "spiece.model is missing: it is the vocabulary"),
+        ({}, {}, ("spiece.model",), "has no spiece.model, the vocabulary: copy"),
         ({}, {}, ("model.safetensors",), "model.safetensors is missing"),
         (
             {},

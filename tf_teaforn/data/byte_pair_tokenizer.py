@@ -179,6 +179,14 @@ class BytePairTokenizer(SubwordTokenizer):
         return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace")
 
 
+def vocabulary_files(ids: Mapping[str, int], merges) -> dict[str, bytes]:
+    """The files of a vocabulary kept in another way; each merge is "a b"."""
+    return {
+        VOCABULARY_FILE: json.dumps(dict(ids)).encode(),
+        MERGES_FILE: ("\n".join(["#version: 0.2", *merges]) + "\n").encode(),
+    }
+
+
 def _letters():
     """The character that a vocabulary has for each byte: itself if printable, else one from 256."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]

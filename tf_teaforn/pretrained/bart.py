@@ -1,18 +1,27 @@
-"""BART as Hugging Face keeps it: config.json, model.safetensors, vocab.json, merges.txt."""
+"""BART as Hugging Face keeps it: config.json, model.safetensors, vocab.json, merges.txt.
+
+The last two may be missing where tokenizer.json, which has both in it, is not.
+"""
 
 import dataclasses
 import math
 
-from tf_teaforn.data.byte_pair_tokenizer import MERGES_FILE, VOCABULARY_FILE, BytePairTokenizer
+from tf_teaforn.data.byte_pair_tokenizer import (
+    MERGES_FILE,
+    VOCABULARY_FILE,
+    BytePairTokenizer,
+    vocabulary_files,
+)
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.hub import build_bart
 from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, check_ids
 from tf_teaforn.pretrained.importer import read_files
-from tf_teaforn.pretrained.tensors import Source
+from tf_teaforn.pretrained.tensors import Source, read_settings
 from tf_teaforn.pretrained.transformer import hugging_face_source
 
 # The table of positions has two rows in front that no position has.
 _POSITION_OFFSET = 2
+_TOKENIZER = "tokenizer.json"
 
 
 class Bart(BartLayout):
@@ -29,9 +38,7 @@ class Bart(BartLayout):
                 raise UserError(f"{self._origin}: activation_function must be 'gelu'.")
             kept = {name: sizes[name] for name in _SIZES}
             self._parts[part] = {**kept, "max_positions": positions}
-        self.tokenizer = BytePairTokenizer(
-            read_files(folder, VOCABULARY_FILE, MERGES_FILE), self._settings.get("vocab_size")
-        )
+        self.tokenizer = BytePairTokenizer(_vocabulary(folder), self._settings.get("vocab_size"))
         self.order = self.tokenizer.order
         pad, eos = self.order[:2]
         expected = {"pad_token_id": pad, "eos_token_id": eos}
@@ -49,6 +56,22 @@ class Bart(BartLayout):
     def _assign(self, seq2seq, tensors):
         variables, sources = _layers(seq2seq)
         assign_all(seq2seq, variables, sources, tensors, self.order, learned_positions=True)
+
+
+def _vocabulary(folder):
+    """Files for `BytePairTokenizer`."""
+    names = (VOCABULARY_FILE, MERGES_FILE)
+    if all((folder / name).exists() for name in names) or not (folder / _TOKENIZER).exists():
+        return read_files(folder, *names)
+    try:
+        model = read_settings(folder, _TOKENIZER)["model"]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        return vocabulary_files(model["vocab"], merges)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder / _TOKENIZER} has no vocabulary of BART ({error!r}): copy "
+            f"{VOCABULARY_FILE} and {MERGES_FILE} from the model that this one was tuned from."
+        ) from None
 
 
 _SIZES = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")

@@ -1,7 +1,5 @@
 """KerasHub's presets of BART and T5 with their tokenizers: `--model=keras_nlp:<preset>`."""
 
-import json
-
 import keras_nlp
 
 from tf_teaforn.data import byte_pair_tokenizer, t5_tokenizer
@@ -19,13 +17,7 @@ class HubPreset(Pretrained):
         tokenizer = from_preset(keras_nlp.models.Tokenizer, name)
         size = self._backbone.vocabulary_size
         if isinstance(self._backbone, keras_nlp.models.BartBackbone):
-            merges = "\n".join(["#version: 0.2", *tokenizer.merges]) + "\n"
-            files = {
-                byte_pair_tokenizer.VOCABULARY_FILE: json.dumps(
-                    dict(tokenizer.vocabulary)
-                ).encode(),
-                byte_pair_tokenizer.MERGES_FILE: merges.encode(),
-            }
+            files = byte_pair_tokenizer.vocabulary_files(tokenizer.vocabulary, tokenizer.merges)
             self.tokenizer = byte_pair_tokenizer.BytePairTokenizer(files, size)
         else:
             files = {t5_tokenizer.SENTENCEPIECE_FILE: tokenizer.proto}

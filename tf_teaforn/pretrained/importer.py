@@ -76,5 +76,9 @@ def read_files(folder, *names):
     """
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise UserError(f"{folder} has no {', '.join(missing)}: the vocabulary.")
+        # Of most families, transformers 5 saves tokenizer.json alone.
+        raise UserError(
+            f"{folder} has no {', '.join(missing)}, the vocabulary: copy what is missing from the "
+            "model that this one was tuned from."
+        )
     return {name: (folder / name).read_bytes() for name in names}

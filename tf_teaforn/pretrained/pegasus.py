@@ -3,6 +3,7 @@
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout
+from tf_teaforn.pretrained.importer import read_files
 from tf_teaforn.pretrained.tensors import read_settings
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -20,9 +21,7 @@ class Pegasus(BartLayout):
         ids = {name: self._settings.get(name, i) for name, i in _IDS.items()}
         if ids != _IDS:
             raise UserError(f"{self._origin}: PEGASUS has {_IDS}, this has {ids}.")
-        path = folder / SENTENCEPIECE_FILE
-        if not path.exists():
-            raise UserError(f"{path} is missing: it is the vocabulary.")
+        files = read_files(folder, SENTENCEPIECE_FILE)
         shift = SHIFT
         if (folder / "tokenizer_config.json").exists():
             shift = read_settings(folder, "tokenizer_config.json").get("offset", SHIFT)
@@ -30,6 +29,6 @@ class Pegasus(BartLayout):
         if not isinstance(size, int):
             raise UserError(f"{self._origin} has no vocab_size.")
         try:
-            self.tokenizer = PegasusTokenizer({SENTENCEPIECE_FILE: path.read_bytes()}, shift, size)
+            self.tokenizer = PegasusTokenizer(files, shift, size)
         except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+            raise UserError(f"{folder / SENTENCEPIECE_FILE}: {error}") from None
