@@ -19,6 +19,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.catalog import build_model
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.pretrained.to_hugging_face import write_folder
+from tf_teaforn.pretrained.transformer import build_transformer
 
 SIZES = {"num_layers": 2, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2}
 
@@ -112,6 +113,17 @@ def test_what_has_no_counterpart_is_refused(model, settings, message, tmp_path):
     built = build_model(model, 20, **settings)
     with pytest.raises(UserError, match=message):
         write_folder(built, None, tmp_path / "out", max_length=9)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"), [({"norm": "post"}, "norms"), ({"activation": "gelu"}, "activations")]
+)
+def test_parts_that_differ_are_refused(settings, what, tmp_path):
+    decoder = {**SIZES, "activation": "relu"}
+    model = build_transformer(20, {**decoder, **settings}, decoder, dtype=None, scaled=True)
+    with pytest.raises(UserError, match=f"an encoder and a decoder of different {what} has no"):
+        write_folder(model, None, tmp_path / "out", max_length=9)
     assert not (tmp_path / "out").exists()
 
 

@@ -16,7 +16,8 @@ from tf_teaforn.pretrained.transformer import hugging_face_source, layer_variabl
 
 # Their names of our activations.
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swish", "swish": "swish"}
-# Theirs is fixed; a smaller one differs by less than float32 shows.
+# Theirs is fixed; in place of a smaller one it changes a norm's output by up to 5e-6 / variance of
+# itself.
 _NORM_EPSILON = 1e-5
 _PADDING = "<pad>"
 
@@ -42,16 +43,21 @@ def counterpart(seq2seq):
             refuse(f"norm_epsilon {settings['norm_epsilon']}")
         if settings["norm"] == "post" and settings["position_signal"] != "half_split":
             refuse(f"norm post with position_signal {settings['position_signal']}")
-    if seq2seq.encoder.settings["norm"] != seq2seq.decoder.settings["norm"]:
+    encoder, decoder = (part.settings for part in (seq2seq.encoder, seq2seq.decoder))
+    if encoder["norm"] != decoder["norm"]:
         refuse("an encoder and a decoder of different norms")
-    return "marian" if seq2seq.decoder.settings["norm"] == "post" else "pegasus"
+    # Theirs is one setting for both.
+    if _ACTIVATIONS[encoder["activation"]] != _ACTIVATIONS[decoder["activation"]]:
+        refuse("an encoder and a decoder of different activations")
+    return "marian" if decoder["norm"] == "post" else "pegasus"
 
 
 def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
     """Writes config.json, generation_config.json, model.safetensors and tokenizer files.
 
     Logits are the same for ids from 1; id 0, padding, is never produced. Beam search there
-    divides by length^penalty and not by ((5 + length) / 6)^alpha.
+    divides by length^penalty and not by ((5 + length) / 6)^alpha. Rates of dropout, one set for
+    both parts there, are the decoder's.
 
     Args:
         seq2seq: `Seq2Seq`.
