@@ -37,6 +37,48 @@ def test_work_that_can_be_repeated_is_left_at_once():
         assert interruption.requested
 
 
+def test_a_signal_before_such_work_counts_too():
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(InterruptedWorkError), interruption.immediate():
+            pytest.fail("begun")
+        done = []
+        # As with several workers, who finish it together.
+        with interruption.immediate(False):
+            done.append(True)
+        assert done
+
+
+@pytest.mark.parametrize("error", [RuntimeError("reentrant call"), BrokenPipeError()])
+def test_a_signal_in_the_middle_of_a_write_to_stderr(error, monkeypatch):
+    class Stderr:
+        def write(self, text):
+            raise error
+
+    with Interruption() as interruption:
+        monkeypatch.setattr("sys.stderr", Stderr())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.requested
+        with pytest.raises(InterruptedWorkError), interruption.immediate():
+            pass
+
+
+def test_a_handler_that_python_did_not_install(monkeypatch):
+    install = signal.signal
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    interruption = Interruption()
+    try:
+        with monkeypatch.context() as patch:
+            # What `signal.signal` returns of one that C code has installed.
+            patch.setattr(signal, "signal", lambda *arguments: install(*arguments) and None)
+            interruption.__enter__()
+        interruption.__exit__(None, None, None)
+        assert [signal.getsignal(number) for number in before] == [signal.SIG_DFL] * 2
+    finally:
+        for number, handler in before.items():
+            install(number, handler)
+
+
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_after_a_signal_ends_the_process(first):
     code = """

@@ -28,7 +28,8 @@ class Interruption(contextlib.AbstractContextManager):
 
     def __exit__(self, *exception):
         for number, handler in self._earlier.items():
-            signal.signal(number, handler)
+            # None: it was not installed by Python, which cannot put it back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @property
     def requested(self):
@@ -46,9 +47,15 @@ class Interruption(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def immediate(self, immediate=True):
-        """Inside, a signal raises `InterruptedWorkError`: for work that may as well be repeated."""
+        """Inside, a signal raises `InterruptedWorkError`: for work that may as well be repeated.
+
+        So does one that came before, once this begins.
+        """
         self._immediate = immediate
         try:
+            # Only now: a signal between a look and the line above would go unnoticed.
+            if immediate and self.requested:
+                raise InterruptedWorkError
             yield
         finally:
             self._immediate = False
@@ -59,7 +66,9 @@ class Interruption(contextlib.AbstractContextManager):
         self._number = number
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = signal.Signals(number).name
-        print(f"{name}: saving, then stopping. Ctrl-C stops at once.", file=sys.stderr)
+        # The signal may have come in the middle of a write to stderr, which takes no other then.
+        with contextlib.suppress(RuntimeError, OSError):
+            print(f"{name}: saving, then stopping. Ctrl-C stops at once.", file=sys.stderr)
         if self._immediate:
             raise InterruptedWorkError
 
