@@ -61,3 +61,18 @@ def test_what_holds_is_told(tmp_path, monkeypatch, capsys):
             audit.main()
         assert end.value.code == code
         assert capsys.readouterr().out.splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: advisories"),
+        (["no/all.zip"], "no/all.zip: there is no such file or folder"),
+    ],
+)
+def test_nothing_to_go_by_is_told(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["audit.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        audit.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"audit.py: error: {message}"

@@ -6,6 +6,7 @@ Takes advisories in OSV's format: the archive of PyPI that https://osv.dev offer
 such JSON files. Exit code 1: there are some, one a line; 2: there was nothing to go by.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -72,8 +73,13 @@ def audit(versions, found):
 
 def main():
     """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("advisories", type=Path, help="archive or folder of OSV's JSON files")
+    path = parser.parse_args().advisories
+    if not path.exists():
+        parser.error(f"{path}: there is no such file or folder")
     versions = locked(LOCK.read_text())
-    count, lines = audit(versions, advisories(Path(sys.argv[1])))
+    count, lines = audit(versions, advisories(path))
     print(*lines, sep="\n", end="\n" if lines else "")
     print(f"{len(versions)} packages, {count} advisories about them, {len(lines)} that hold")
     sys.exit(2 if count == 0 else bool(lines))
