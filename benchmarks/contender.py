@@ -3,6 +3,7 @@
 A contender prepares itself, then waits for its turns: only one works at a time.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -20,7 +21,10 @@ class Contender:
         name: in tables.
         command: list of str, a program that calls `take_turns`.
         environment: variables besides this process's.
-        limit_s: seconds after which the process is ended, whatever it does.
+        limit_s: seconds after which the process is ended, whatever it does; a flag's value.
+
+    Attributes:
+        measured: list of dict, one a turn.
     """
 
     def __init__(self, name, command, environment=None, limit_s=threading.TIMEOUT_MAX):
@@ -33,27 +37,42 @@ class Contender:
             text=True,
             env={**os.environ, **(environment or {})},
         )
-        self._timer = threading.Timer(limit_s, self._process.kill)
+        self._limit_s, self._ended = limit_s, False
+        self._timer = threading.Timer(limit_s, self._end)
         self._timer.daemon = True
         self._timer.start()
         self._read()
+
+    def _end(self):
+        self._ended = True
+        self._process.kill()
 
     def _read(self):
         """The next dictionary that the process prints."""
         for line in self._process.stdout:
             if line.startswith(_MARK):
                 return json.loads(line.removeprefix(_MARK))
-        raise RuntimeError(f"{self.name} stopped with exit code {self._process.wait()}")
+        self.stop()
+        if self._ended:
+            raise RuntimeError(f"{self.name} was ended after {self._limit_s:g} s (--limit_s)")
+        raise RuntimeError(f"{self.name} stopped with exit code {self._process.returncode}")
 
-    def turn(self):
-        """Lets it measure once."""
-        print(file=self._process.stdin, flush=True)
+    def turn(self, **arguments):
+        """Lets it measure once; what it measured.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        # `_read` says why there is nobody to write to.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(arguments), file=self._process.stdin, flush=True)
         self.measured.append(self._read())
+        return self.measured[-1]
 
     def stop(self):
         """Ends the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        # Closes the input, also of one that has ended.
+        self._process.communicate()
         self._timer.cancel()
 
     def median(self, name):
@@ -62,10 +81,10 @@ class Contender:
 
 
 def take_turns(measure):
-    """In a contender: calls `measure`, which returns a dictionary of numbers, at each turn."""
+    """In a contender: calls `measure`, which returns a dictionary, with the arguments of a turn."""
     print(_MARK + "{}", flush=True)
-    for _ in sys.stdin:
-        print(_MARK + json.dumps(measure()), flush=True)
+    for line in sys.stdin:
+        print(_MARK + json.dumps(measure(**json.loads(line))), flush=True)
 
 
 def print_table(rows):

@@ -23,6 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.contender import Contender  # noqa: E402
+
 VOCABULARY_SIZE = 32000
 NUM_HEADS = 8
 SOURCE_LENGTH = 24
@@ -52,30 +56,6 @@ def sentences(batch):
     ids = np.random.default_rng(batch).integers(3, VOCABULARY_SIZE, size=(batch, SOURCE_LENGTH))
     ids[:, -1] = 1
     return ids.astype("int32")
-
-
-class Peers:
-    """The process of decode_peers.py."""
-
-    def __init__(self, python, weights, threads):
-        self.process = subprocess.Popen(
-            [python, Path(__file__).with_name("decode_peers.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        settings = {"weights": str(weights), "num_heads": NUM_HEADS, "threads": threads}
-        self.versions = self.ask(settings)
-
-    def ask(self, request):
-        """Sends one object, returns the answer."""
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        """Ends it."""
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def timed(function, *args):
@@ -108,12 +88,12 @@ def measure_searches(model, peers, rounds):
         request = {"source_ids": ids.tolist(), "beam_size": beam_size, "length": LENGTH}
         ours[LENGTH](ids), ours[LONG_LENGTH](ids)
         for name in PEERS if peers else ():
-            peers.ask({"peer": name, **request})
+            peers.turn(peer=name, **request)
         for _ in range(rounds):
             took, tokens = timed(ours[LENGTH], ids)
             seconds["ours"].append(took)
             for name in PEERS if peers else ():
-                answer = peers.ask({"peer": name, **request})
+                answer = peers.turn(peer=name, **request)
                 seconds[name].append(answer["seconds"])
                 theirs = np.array(answer["tokens"])[:, :LENGTH]
                 agreement[name] = float((theirs == tokens[:, 0, : theirs.shape[1]]).mean())
@@ -185,13 +165,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # By the environment, so that the server's first request has as many.
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        os.environ[name] = str(arguments.threads)
     import keras
     import tensorflow as tf
 
     from tf_teaforn.models.catalog import build_model
 
-    tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(arguments.threads)
     keras.utils.set_random_seed(0)
     model = build_model(
         "transformer_base", VOCABULARY_SIZE, norm="post", attention_bias=True, dropout=0.0
@@ -201,12 +182,16 @@ def main():
         if arguments.peers:
             weights = Path(folder) / "weights.npz"
             np.savez(weights, **{weight.path: weight.numpy() for weight in model.weights})
-            peers = Peers(arguments.peers, weights, arguments.threads)
+            program = str(Path(__file__).with_name("decode_peers.py"))
+            settings = [str(weights), str(NUM_HEADS), str(arguments.threads)]
+            peers = Contender("decode_peers.py", [arguments.peers, program, *settings])
     searches = measure_searches(model, peers, arguments.rounds)
     if peers:
-        peers.close()
+        peers.stop()
     exported = measure_export(model, arguments.rounds)
-    versions = {"tensorflow": tf.__version__, **(peers.versions if peers else {})}
+    versions = {"tensorflow": tf.__version__}
+    if peers:
+        versions |= peers.measured[0]["versions"]
     result = {
         "threads": arguments.threads,
         "versions": versions,

@@ -5,19 +5,23 @@
 
 torch's build for CPUs is enough.
 
-Reads requests from standard input and answers on standard output, one JSON object a line.
+A contender that decode.py starts. Arguments: weights.npz, number of heads, number of threads.
 """
 
-import json
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import ctranslate2
 import numpy as np
 import torch
 import transformers
 from ctranslate2.converters.transformers import MarianMTLoader
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.contender import take_turns  # noqa: E402
 
 # Ours -> Marian's, one layer.
 _PARTS = {
@@ -134,12 +138,11 @@ def ctranslate2_translator(model, threads):
 
 
 def main():
-    hello = json.loads(sys.stdin.readline())
-    threads = hello["threads"]
+    path, num_heads, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
-    weights = np.load(hello["weights"])
-    model = marian_model({name: weights[name] for name in weights.files}, hello["num_heads"])
+    weights = np.load(path)
+    model = marian_model({name: weights[name] for name in weights.files}, num_heads)
     translator = ctranslate2_translator(model, threads)
 
     def translate(source_ids, beam_size, length):
@@ -163,14 +166,15 @@ def main():
         "transformers": transformers.__version__,
         "ctranslate2": ctranslate2.__version__,
     }
-    print(json.dumps(versions), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def measure(peer, **request):
         start = time.perf_counter()
         with torch.inference_mode():
-            tokens = run[request.pop("peer")](**request)
+            tokens = run[peer](**request)
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+        return {"seconds": seconds, "tokens": tokens, "versions": versions}
+
+    take_turns(measure)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,6 @@ def main():
     load = Load(answer, expected)
     memory = load.run(options.clients, 60 * options.minutes)
 
-    percentiles = statistics.quantiles(load.seconds, n=20)
     result = {
         "clients": options.clients,
         "minutes": options.minutes,
@@ -155,12 +154,14 @@ def main():
         "longest_text": max(map(len, expected)),
         "requests": len(load.seconds),
         "requests_per_second": len(load.seconds) / (60 * options.minutes),
-        "p50_seconds": percentiles[9],
-        "p95_seconds": percentiles[18],
         "memory": memory,
         "errors": load.errors,
         "different_answers": load.different,
     }
+    # Where nearly all failed there is nothing to take them of.
+    if len(load.seconds) > 1:
+        percentiles = statistics.quantiles(load.seconds, n=20)
+        result |= {"p50_seconds": percentiles[9], "p95_seconds": percentiles[18]}
     Path(options.output).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     rows = [
         {"": name, "value": len(value) if isinstance(value, list | dict) else round(value, 3)}

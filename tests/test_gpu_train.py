@@ -49,7 +49,7 @@ def test_a_contender_that_takes_too_long_is_ended(run):
     done = run("--toy", "--contenders=ours:1,ours:3", "--limit_s=0.1")
     assert done.returncode == 1 and done.stdout == "{}\n"
     stopped = [line for line in done.stderr.splitlines() if line.startswith("ours:")]
-    assert stopped == [f"ours:{n} stopped with exit code -9" for n in (1, 3)]
+    assert stopped == [f"ours:{n} was ended after 0.1 s (--limit_s)" for n in (1, 3)]
 
 
 def test_nothing_is_measured_without_a_gpu(run):
