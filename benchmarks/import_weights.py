@@ -4,9 +4,9 @@
 
 transformers makes each model with random weights and saves it, float32, up to 2.3 GB in the folder
 for temporary files; then both read it, each in a process of its own, and compute the logits of the
-same ids. Seconds are those of reading; memory is the most that the process has had. Vocabularies
-are small ones of the tests. The head of decode_peers.py has the command that makes the peers'
-environment.
+same ids. Seconds are those of reading, of ours with the vocabulary, without what either imports or
+starts first; memory is the most that the process has had. Vocabularies are small ones of the tests.
+The head of decode_peers.py has the command that makes the peers' environment.
 """
 
 import argparse
@@ -85,6 +85,8 @@ def ours(folder, size):
 
     from tf_teaforn.pretrained.importers import open_folder
 
+    # TensorFlow starts at its first operation.
+    ops.zeros(())
     start = time.perf_counter()
     pretrained = open_folder(folder)
     seq2seq = pretrained.build(dropout=0.0)
@@ -105,8 +107,11 @@ def theirs(folder, _):
     import torch
     import transformers
 
+    # transformers imports a class when it is first asked for.
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model_class = getattr(transformers, config.architectures[0])
     start = time.perf_counter()
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    model = model_class.from_pretrained(folder).eval()
     seconds = time.perf_counter() - start
     kept = np.load(folder / "ours.npz")
     ids = {
