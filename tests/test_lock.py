@@ -127,6 +127,43 @@ class TestRemote:
         with lock._remote(path, "model_dir"):
             pass
 
+    @pytest.mark.parametrize("key", ["host", "boot_id", "pid_namespace"])
+    @pytest.mark.parametrize("written", [True, False])
+    def test_a_host_of_the_same_name_is_another(self, path, holder, monkeypatch, key, written):
+        class WaitedError(Exception):
+            pass
+
+        def sleep(seconds):
+            raise WaitedError
+
+        owner = lock._owner()
+        holder.kill()
+        holder.wait()
+        before = {**owner, "pid": holder.pid, key: "another"}
+        if not written:
+            # As earlier releases wrote it.
+            del before[key]
+        path.write_text(json.dumps(before))
+        monkeypatch.setattr(lock.time, "sleep", sleep)
+        with pytest.raises(WaitedError), lock._remote(path, "model_dir"):
+            pass
+
+    def test_a_lock_that_another_took_over_is_left_to_it(self, path, caplog):
+        other = {"host": "elsewhere", "pid": 7, "since": "today", "token": "x"}
+        deadline = time.monotonic() + 60
+        with lock._remote(path, "model_dir"):
+            while not caplog.records:
+                assert time.monotonic() < deadline
+                # A renewal may just be under way.
+                path.write_text(json.dumps(other))
+                time.sleep(0.1)
+        assert json.loads(path.read_text()) == other
+        assert [record.getMessage() for record in caplog.records] == [
+            f"--model_dir={path.parent} is in use by another bin/train (host elsewhere, pid 7, "
+            "since today), which took it over while this one could not renew its lock. Stop one "
+            "of the two."
+        ]
+
     @pytest.mark.parametrize("text", ["", "null", "[1"])
     def test_a_file_that_says_nothing_is_waited_for(self, path, text):
         path.write_text(text)

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -14,6 +15,10 @@ from etils import epath
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import is_remote
 
+_logger = logging.getLogger(__name__)
+
+# What must agree for a process id to mean the same process: hosts of one name may be many.
+_MACHINE = ("host", "boot_id", "pid_namespace")
 # Remote lock files are renewed so often, and given up by others after so many seconds without it.
 _RENEWAL, _PATIENCE = 20.0, 60.0
 
@@ -25,7 +30,8 @@ def locked(folder, command="train", flag="model_dir"):
     On a local disk the operating system keeps it, and frees it whenever the process ends. A remote
     file system has no locks: there a file `<command>.lock` is renewed every 20 seconds, and one
     that a crash has left behind is taken over after a minute without change. Two processes that
-    start within the same moment can both get it there. A folder that was not there is made, and
+    start within the same moment can both get it there; one of them then logs an error, as does one
+    that was suspended for so long that another took over. A folder that was not there is made, and
     goes again if nothing was written to it.
 
     Args:
@@ -50,14 +56,24 @@ def locked(folder, command="train", flag="model_dir"):
 
 
 def _owner():
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+    # Linux alone has them.
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            owner["boot_id"] = file.read().strip()
+        owner["pid_namespace"] = os.readlink("/proc/self/ns/pid")
+    return owner
+
+
+def _users(path, flag, owner):
+    told = ("host", "pid", "since")
+    details = ", ".join(f"{key} {owner[key]}" for key in told if key in owner)
+    return f"--{flag}={path.parent} is in use by another bin/{path.stem} ({details or 'unknown'})"
 
 
 def _in_use(path, flag, owner):
-    details = ", ".join(f"{key} {value}" for key, value in owner.items() if key != "token")
     return UserError(
-        f"--{flag}={path.parent} is in use by another bin/{path.stem} ({details or 'unknown'}). "
-        f"Wait for it, stop it, or take another --{flag}."
+        f"{_users(path, flag, owner)}. Wait for it, stop it, or take another --{flag}."
     )
 
 
@@ -108,9 +124,20 @@ def _remote(path, flag):
     done = threading.Event()
 
     def renew():
+        written = False
         while True:
             with contextlib.suppress(Exception):
+                # Before the first time it may be what a crash has left.
+                now = _read(path) if written else {}
+                if now.get("token", owner["token"]) != owner["token"]:
+                    _logger.error(
+                        "%s, which took it over while this one could not renew its lock. Stop one "
+                        "of the two.",
+                        _users(path, flag, now),
+                    )
+                    return
                 path.write_text(json.dumps({**owner, "renewed": time.time()}))
+                written = True
             if done.wait(_RENEWAL):
                 return
 
@@ -121,7 +148,8 @@ def _remote(path, flag):
     finally:
         done.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        if _read(path).get("token") == owner["token"]:
+            path.unlink(missing_ok=True)
 
 
 def _wait_for_remote(path, flag, owner):
@@ -129,14 +157,14 @@ def _wait_for_remote(path, flag, owner):
     if not path.exists():
         return
     before = _read(path)
-    if before.get("host") == owner["host"] and not _alive(before.get("pid")):
+    here = all(before.get(key) == owner.get(key) for key in _MACHINE)
+    if here and not _alive(before.get("pid")):
         return
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         time.sleep(_PATIENCE / 20)
         now = _read(path)
         if now and now != before:
-            now.pop("renewed", None)
             raise _in_use(path, flag, now)
 
 
