@@ -113,7 +113,7 @@ MEMORY = StepMemory(600 * MB, 1200 * MB, 600 * MB, 8000 * MB, 6400 * MB)
 
 def advise(changes=(), reason="OOM when allocating [9,9]", **memory):
     config = RunConfig(task="text").replace({"batch_tokens": 8192, **dict(changes)})
-    return advice(config, 7, reason, MEMORY._replace(**memory))
+    return advice(config, 7, reason, MEMORY._replace(**memory), replicas=1)
 
 
 def test_what_to_lower_and_to_which_value():
@@ -136,15 +136,75 @@ def test_what_to_lower_and_to_which_value():
         ({}, {"limit": 10**12}, "--micro_batch_tokens=4000, "),
         # Parts already: their size is what counts.
         ({"micro_batch_tokens": 1000}, {}, "the activations of 1000 tokens about 7.81 GiB"),
-        ({"micro_batch_tokens": 1000}, {}, "--micro_batch_tokens=420, "),
+        ({"micro_batch_tokens": 1000}, {}, "--micro_batch_tokens=320, "),
         ({"remat": "layer"}, {}, "in parts; with another"),
         ({"optimizer": "adafactor"}, {}, "also --batch_tokens=3400."),
         ({}, {"limit": 2000 * MB}, "No batch fits beside them: write --optimizer=adafactor, "),
-        ({}, {"limit": 2000 * MB}, "which saves 1.17 GiB, a smaller --model or KERAS_BACKEND=jax"),
+        ({}, {"limit": 2000 * MB}, "which saves 1.17 GiB or a smaller --model."),
+        (
+            {"init_from": "x"},
+            {"limit": 2000 * MB},
+            "write --optimizer=adafactor, which saves 1.17 ",
+        ),
+        (
+            {"init_from": "x", "optimizer": "adafactor"},
+            {"limit": 2000 * MB},
+            "No batch fits beside them: take a device with more memory.",
+        ),
+        # Two rows, of which one fits: no fewer tokens than it has.
+        ({"micro_batch_tokens": 600}, {"activations": 6000 * MB}, "--micro_batch_tokens=280, "),
+        ({"batch_tokens": 520}, {"activations": 6700 * MB}, "--micro_batch_tokens=256, "),
     ],
 )
 def test_other_cases(changes, memory, expected):
     assert expected in advise(changes, **memory)
+
+
+@pytest.mark.parametrize("tokens", [{"micro_batch_tokens": 256}, {"batch_tokens": 400}])
+def test_fewer_tokens_than_a_row_has_are_no_advice(tokens):
+    # 0.42 of 256.
+    assert advise(tokens).endswith(
+        "One row of 256 tokens on each device does not fit. Write --remat=stage, which computes "
+        "activations twice; with another --model_dir or before the first checkpoint also "
+        "--max_source_length=100 --max_target_length=100 --micro_batch_tokens=100 or "
+        "--optimizer=adafactor, which saves 1.17 GiB."
+    )
+    others = {"remat": "layer", "optimizer": "adafactor", "max_target_length": 64}
+    assert advise({**tokens, **others}).endswith(
+        "does not fit. Write, with another --model_dir or before the first checkpoint, "
+        "--max_source_length=100 --micro_batch_tokens=100."
+    )
+
+
+def test_every_replica_has_a_row():
+    config = RunConfig(task="text").replace({"batch_tokens": 3000})
+    # Eleven rows on one device; on eight, one each.
+    assert "--micro_batch_tokens=1100, " in advice(config, 7, "OOM", MEMORY, 1)
+    assert "--max_target_length=100 --micro_batch_tokens=800 or" in advice(
+        config, 7, "OOM", MEMORY, 8
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "replicas", "expected"),
+    [
+        (1, 1, None),
+        (2, 2, "model:2"),
+        (3, 3, None),
+        (8, 8, "batch:4,model:2"),
+        (8, 4, "batch:2,model:4"),
+        (2, 1, None),
+        (8, None, "batch:4,model:2"),
+    ],
+)
+def test_a_mesh_is_for_the_devices_that_there_are(devices, replicas, expected, monkeypatch):
+    monkeypatch.setattr("keras.distribution.list_devices", lambda: ["gpu"] * devices)
+    config = RunConfig(task="text")
+    line = advice(config, 7, "OOM", MEMORY._replace(limit=2000 * MB), replicas)
+    if expected is None:
+        assert "mesh" not in line
+    else:
+        assert line.endswith(f"a smaller --model or KERAS_BACKEND=jax and --mesh={expected}.")
 
 
 def test_the_compiler_s_own_figures_come_first():

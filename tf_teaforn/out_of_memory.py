@@ -4,6 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from tf_teaforn.config import RunConfig
@@ -68,7 +69,9 @@ def variable_bytes(variables):
     return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables)
 
 
-def advice(config: RunConfig, step: int, reason: str, memory: StepMemory) -> str:
+def advice(
+    config: RunConfig, step: int, reason: str, memory: StepMemory, replicas: int | None = None
+) -> str:
     """One line: what does not fit, what takes how much, what to write instead.
 
     Args:
@@ -76,14 +79,18 @@ def advice(config: RunConfig, step: int, reason: str, memory: StepMemory) -> str
         step: number of the step, from 1.
         reason: the runtime's own words. Where the compiler tells the need, that is believed.
         memory: at the config's batch, sentences of the maximum lengths.
+        replicas: that share a batch. None: all devices.
     """
+    devices = len(keras.distribution.list_devices())
+    replicas = replicas or devices
     *_, activations, limit = memory
     fixed = memory.weights + memory.optimizer + memory.gradients
     if found := shortage(reason):
         # Gradients are temporaries.
         others = fixed if found.with_arguments else memory.gradients
         activations, limit = max(found.needed - others, 0), found.limit
-    tokens = config.teaforn.micro_batch_tokens or config.data.batch_tokens
+    batch_tokens = config.data.batch_tokens
+    tokens = min(config.teaforn.micro_batch_tokens or batch_tokens, batch_tokens)
     share = (_SAFE * limit - fixed) / activations if limit and activations else 0.5
     if share >= 1:
         # It did not fit, whatever the estimate says.
@@ -101,14 +108,44 @@ def advice(config: RunConfig, step: int, reason: str, memory: StepMemory) -> str
         else ""
     )
     if share <= 0:
-        others = [adafactor, "a smaller --model", "KERAS_BACKEND=jax and --mesh=model:2"]
-        return f"{line}No batch fits beside them: write {_any_of(others)}."
-    lower = max(_rounded(int(tokens * share)), 1)
-    line += f"Write --micro_batch_tokens={lower}, the same update in parts"
+        smaller = "" if config.model.init_from else "a smaller --model"
+        others = [adafactor, smaller, _mesh(devices, replicas)]
+        if any(others):
+            return f"{line}No batch fits beside them: write {_any_of(others)}."
+        return f"{line}No batch fits beside them: take a device with more memory."
+    remat = ""
     if config.teaforn.remat == "none":
-        line += ", or --remat=stage, which computes activations twice"
-    others = _any_of([f"--batch_tokens={lower}", adafactor])
-    return f"{line}; with another --model_dir or before the first checkpoint also {others}."
+        remat = "--remat=stage, which computes activations twice"
+    lengths = {
+        name: getattr(config.data, name) for name in ("max_source_length", "max_target_length")
+    }
+    row = max(lengths.values()) * replicas
+    # A part has a row of each replica at least, however few tokens it may have.
+    rows = max(tokens // row, 1)
+    if rows * share >= 1:
+        lower = max(_rounded(int(rows * row * share)), row)
+        now = f"--micro_batch_tokens={lower}, the same update in parts"
+        now += f", or {remat}" if remat else ""
+        later = [f"--batch_tokens={lower}", adafactor]
+    else:
+        line += f"One row of {row // replicas} tokens on each device does not fit. "
+        length = max(_rounded(int(row // replicas * rows * share)), 2)
+        flags = [f"--{name}={length}" for name, value in lengths.items() if value > length]
+        now = remat
+        later = [" ".join([*flags, f"--micro_batch_tokens={length * replicas}"]), adafactor]
+    restart = "with another --model_dir or before the first checkpoint"
+    if not now:
+        return f"{line}Write, {restart}, {_any_of(later)}."
+    return f"{line}Write {now}; {restart} also {_any_of(later)}."
+
+
+def _mesh(devices, replicas):
+    """Splits the model into twice as many parts; "" where there are no devices for them."""
+    parts = 2 * devices // replicas
+    if devices % parts:
+        return ""
+    batch = f"batch:{devices // parts}," if devices > parts else ""
+    return f"KERAS_BACKEND=jax and --mesh={batch}model:{parts}"
 
 
 def _any_of(words):
