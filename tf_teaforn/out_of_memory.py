@@ -69,9 +69,7 @@ def variable_bytes(variables):
     return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables)
 
 
-def advice(
-    config: RunConfig, step: int, reason: str, memory: StepMemory, replicas: int | None = None
-) -> str:
+def advice(config: RunConfig, step: int, reason: str, memory: StepMemory, replicas: int) -> str:
     """One line: what does not fit, what takes how much, what to write instead.
 
     Args:
@@ -79,10 +77,9 @@ def advice(
         step: number of the step, from 1.
         reason: the runtime's own words. Where the compiler tells the need, that is believed.
         memory: at the config's batch, sentences of the maximum lengths.
-        replicas: that share a batch. None: all devices.
+        replicas: that share a batch.
     """
     devices = len(keras.distribution.list_devices())
-    replicas = replicas or devices
     *_, activations, limit = memory
     fixed = memory.weights + memory.optimizer + memory.gradients
     if found := shortage(reason):

@@ -463,7 +463,7 @@ class Run:
         try:
             self.runner.train(batches, self.step + 1, steps)
         except OutOfMemoryError as error:
-            line = advice(self.config, self.step + 1, str(error), self._memory())
+            line = advice(self.config, self.step + 1, str(error), self._memory(), self.replicas)
             raise UserError(line) from error
         self.step += steps
         last = self.step == training.train_steps
@@ -593,7 +593,8 @@ class Run:
             self.model.reset_metrics()
             return False
         except OutOfMemoryError as error:
-            raise UserError(advice(self.config, self.step, str(error), self._memory())) from error
+            line = advice(self.config, self.step, str(error), self._memory(), self.replicas)
+            raise UserError(line) from error
         # The chief's decision is everybody's.
         score = self.workers.sum(metrics.get(self.task.headline_metric, 0.0))
         better = self.state["best"] is None or score > self.state["best"]
