@@ -194,7 +194,6 @@ def test_every_replica_has_a_row():
         (8, 8, "batch:4,model:2"),
         (8, 4, "batch:2,model:4"),
         (2, 1, None),
-        (8, None, "batch:4,model:2"),
     ],
 )
 def test_a_mesh_is_for_the_devices_that_there_are(devices, replicas, expected, monkeypatch):
