@@ -238,8 +238,8 @@ def test_the_command(report, call_command, capsys, tmp_path):
     assert call_command("report", *flags) == 0
     written = capsys.readouterr().out.splitlines()
     assert f"Wrote {tmp_path}/report/report.html" in written
-    for name in ("report.md", "numbers.csv"):
-        assert (tmp_path / "report" / name).read_bytes() == (report[0] / name).read_bytes()
+    for path in report[0].rglob("*.*"):
+        assert (tmp_path / "report" / path.relative_to(report[0])).read_bytes() == path.read_bytes()
 
 
 def test_every_number_says_where_it_comes_from(report):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 from tf_teaforn.errors import UserError
@@ -93,7 +94,10 @@ def write_report(paths: Sequence[str], output_dir: str) -> list[Path]:
             stem = name if len(found) == 1 else f"{index + 1}-{name}"
             for suffix in ("png", "svg"):
                 path = folder / "figures" / f"{stem}.{suffix}"
-                figure.savefig(path, dpi=160, metadata={"Date": None} if suffix == "svg" else None)
+                # The same results make the same bytes.
+                with matplotlib.rc_context({"svg.hashsalt": stem}):
+                    date = {"Date": None} if suffix == "svg" else None
+                    figure.savefig(path, dpi=160, metadata=date)
                 written.append(path)
             drawn[index, name] = (f"figures/{stem}.png", path.read_bytes())
     sources = _Sources(found)
