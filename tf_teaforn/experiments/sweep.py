@@ -374,10 +374,8 @@ class Sweep:
         Raises:
             UserError: runs of the results file had other ones under these names.
         """
-        names, found = (
-            file_names(self.options.task_options),
-            file_digests(self.options.task_options),
-        )
+        names = file_names(self.options.task_options)
+        found = file_digests(self.options.task_options)
         for experiment, about in self.records.experiments.items():
             for name, digest in found.items():
                 known = about.get("files_sha256", {}).get(name, digest)
