@@ -431,11 +431,8 @@ def _write_errors(folder: epath.Path) -> Iterator[None]:
 
 
 def _write_file(path: epath.Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        if not is_remote(path):
-            file.flush()
-            os.fsync(file.fileno())
+    path.write_bytes(data)
+    flush(path)
 
 
 def _put_in_place(temporary: epath.Path, folder: epath.Path) -> None:

@@ -42,12 +42,9 @@ def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     # Of its own: several processes may be writing this file.
     aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with aside.open("wb") as file:
-            file.write(data)
-            if not is_remote(path):
-                # The new name must not outlive a power cut without the content.
-                file.flush()
-                os.fsync(file.fileno())
+        aside.write_bytes(data)
+        # The new name must not outlive a power cut without the content.
+        flush(aside)
         aside.replace(path)
     except BaseException:
         # Those of object stores are TensorFlow's and no OSError.

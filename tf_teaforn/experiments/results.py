@@ -18,7 +18,7 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -58,6 +58,26 @@ def read(path: epath.PathLike) -> dict[str, Any]:
 def write(path: epath.PathLike, results: dict[str, Any]):
     """Replaces a results file in one step, so that it is whole whenever it is read."""
     write_whole(path, json.dumps(results, indent=1) + "\n")
+
+
+def runs_of(
+    about: Mapping[str, Any], arms: Iterable[str], runs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Those of {name: run} that belong to an experiment.
+
+    Args:
+        about: what the file has of it.
+        arms: names of its arms.
+        runs: of the file, which may hold several experiments.
+    """
+    tasks, arms = set(about["tasks"].values()), set(arms)
+    return {
+        name: run
+        for name, run in runs.items()
+        if run["task"] in tasks
+        and run["arm"] in arms
+        and run["settings"]["model"] == about["model"]
+    }
 
 
 def read_curves(path: epath.PathLike) -> dict[str, dict[str, list[list[float]]]]:

@@ -44,7 +44,7 @@ from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
 from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.records import Records, place
-from tf_teaforn.experiments.results import read_curves
+from tf_teaforn.experiments.results import read_curves, runs_of
 from tf_teaforn.experiments.same_run import OtherRunError, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
@@ -388,15 +388,10 @@ class Sweep:
         return found
 
     def _has_results(self, about):
-        """Whether runs of an experiment, as its entry has it, are scored."""
-        tasks, arms = about["tasks"].values(), {arm.name for arm in self.experiment.arms}
-        return any(
-            run.get("evaluations")
-            for run in self.records.runs().values()
-            if run["task"] in tasks
-            and run["arm"] in arms
-            and run["settings"]["model"] == about["model"]
-        )
+        """Whether runs of the experiment, as its entry has it, are scored."""
+        arms = [arm.name for arm in self.experiment.arms]
+        found = runs_of(about, arms, self.records.runs()).values()
+        return any(run.get("evaluations") for run in found)
 
     # Training
 

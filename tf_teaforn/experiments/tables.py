@@ -8,6 +8,7 @@ from typing import Any
 from tf_teaforn.experiments import paper
 from tf_teaforn.experiments.catalog import Arm, Experiment, Score, short
 from tf_teaforn.experiments.records import place
+from tf_teaforn.experiments.results import runs_of
 from tf_teaforn.experiments.statistics import difference, mean_and_error
 
 _TITLES = {
@@ -113,13 +114,11 @@ class Grid:
         seeds, tasks = set(self.about["seeds"]), self.about["tasks"]
         steps = self.about.get("train_steps", {})
         self.planned = max(len(seeds), experiment.seeds)
+        arms = [arm.name for arm in experiment.arms]
         self.runs = {
             name: run
-            for name, run in results["runs"].items()
+            for name, run in runs_of(self.about, arms, results["runs"]).items()
             if run["seed"] in seeds
-            and run["task"] in tasks.values()
-            and run["settings"]["model"] == self.about["model"]
-            and run["arm"] in {arm.name for arm in experiment.arms}
             # Another experiment in the folder may have trained for longer.
             and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
         }
