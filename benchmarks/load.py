@@ -104,6 +104,8 @@ class Load:
                 answers = self.answer(asked)
             except Exception as error:
                 self.errors.append(repr(error))
+                # What is down now will not be up at once.
+                time.sleep(0.1)
                 continue
             self.seconds.append(time.perf_counter() - start)
             for text, found in zip(asked, answers, strict=True):

@@ -76,3 +76,18 @@ def test_nothing_to_go_by_is_told(monkeypatch, capsys, arguments, message):
         audit.main()
     assert end.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"audit.py: error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("all.zip", b"<html>"), ("folder/a.json", b"{"), ("folder/a.json", b"[]")]
+)
+def test_other_files_are_told(monkeypatch, capsys, tmp_path, name, content):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path / name.partition("/")[0]
+    monkeypatch.setattr(sys, "argv", ["audit.py", str(path)])
+    with pytest.raises(SystemExit) as end:
+        audit.main()
+    assert end.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"audit.py: error: {path}: no archive or folder of OSV's advisories (")

@@ -79,7 +79,10 @@ def main():
     if not path.exists():
         parser.error(f"{path}: there is no such file or folder")
     versions = locked(LOCK.read_text())
-    count, lines = audit(versions, advisories(path))
+    try:
+        count, lines = audit(versions, advisories(path))
+    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, AttributeError) as error:
+        parser.error(f"{path}: no archive or folder of OSV's advisories ({error!r})")
     print(*lines, sep="\n", end="\n" if lines else "")
     print(f"{len(versions)} packages, {count} advisories about them, {len(lines)} that hold")
     sys.exit(2 if count == 0 else bool(lines))

@@ -106,7 +106,7 @@ def _details(result, name):
         details += f"  95%: {low:.2f} to {high:.2f}"
     if "comparison" in result:
         test = result["comparison"][name]
-        details += f"  against {test['baseline']:.2f}: p = {test['p_value']:.4f}"
+        details += f"  against {test['baseline']:.2f}: p = {test['p_value']:.4f}, one-sided"
     return details
 
 
