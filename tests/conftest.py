@@ -32,6 +32,9 @@ _LONG_FILES = {
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+    for item in items:
+        if item.path.name in _LONG_FILES:
+            item.add_marker("slow")
 
 
 _NOUNS = {

@@ -265,7 +265,6 @@ def files(model_dir):
     return {name for name in names if name.parts[0] != "tensorboard"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_was_killed_ends_like_one_that_was_not(results, case):
     whole, parts = (results / case / name for name in ("whole", "parts"))
@@ -281,7 +280,6 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(results, case):
     assert files(parts) == files(whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_runs_were_really_killed(results, case):
     result = json.loads((results / case / "result.json").read_text())
@@ -289,7 +287,6 @@ def test_the_runs_were_really_killed(results, case):
     assert result["in_save"]
 
 
-@pytest.mark.slow
 def test_signals_end_a_run_at_once_and_with_their_exit_code(results):
     stopped = [
         stop
@@ -303,7 +300,6 @@ def test_signals_end_a_run_at_once_and_with_their_exit_code(results):
         assert steps <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tensorboard_shows_each_point_once(results, case):
     values = {}

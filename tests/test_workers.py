@@ -119,7 +119,6 @@ def run(corpus, tmp_path_factory, call_command):
     return one, two, happened
 
 
-@pytest.mark.slow
 def test_two_workers_are_one_process(run):
     one, two, happened = run
     assert happened["finished"][0] == [0, 0], happened["finished"][1]
@@ -139,7 +138,6 @@ def test_two_workers_are_one_process(run):
         np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_a_lost_one_is_told_of(run):
     _, _, happened = run
     codes, output = happened["stopped"]
