@@ -804,6 +804,20 @@ def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, ca
     ]
 
 
+def test_runs_that_are_recorded_as_done_count_for_no_time_left(options, task, tmp_path, caplog):
+    runs = sweep.Sweep(EXPERIMENT, tmp_path, options, task).runs
+    progress = Progress(runs, 1, {runs[1].name, runs[3].name})
+    with caplog.at_level(logging.INFO):
+        progress.report(runs[0], "done", 100.0, trained=True)
+        progress.report(runs[2], "done", 100.0, trained=True)
+        progress.report(runs[1], "was done already", None, trained=False)
+    assert [line.rpartition("seed")[2] for line in caplog.messages] == [
+        "1 done in 0:01:40; about 0:01:40 left",
+        "2 done in 0:01:40",
+        "1 was done already",
+    ]
+
+
 def test_commands_are_kept_as_others_can_give_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = f"/opt/tf_teaforn/bin/train --train_files={tmp_path}/a.en,{tmp_path}/a.de '--x=b c'"

@@ -181,7 +181,9 @@ class Sweep:
         free: queue.SimpleQueue = queue.SimpleQueue()
         for index in range(count):
             free.put(share(gpus, index, count))
-        progress = Progress(self.runs, count)
+        recorded = self.records.runs().items()
+        finished = {name for name, record in recorded if record.get("status") == "done"}
+        progress = Progress(self.runs, count, finished)
         reporting = threading.Lock()
         failed = []
 
