@@ -203,7 +203,7 @@ def unshared(corpus, small_model, call_command, tmp_path_factory):
         "--noshared",
         "--train_steps=9",
         "--eval_every=1",
-        "--learning_rate=1e-9",
+        "--learning_rate=1e-30",
         "--patience=1",
         "--export_on_best",
     )

@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.metrics import compare, compute_metrics, tokenized_warning
+from tf_teaforn.metrics import compare, compute_metrics, script_warning, tokenized_warning
 
 HYPOTHESES = [
     "The cat sat on the mat.",
@@ -221,6 +221,15 @@ def test_intervals_are_those_of_resampled_examples():
     expected = np.percentile(np.array(singles)[indices].mean(axis=1), [2.5, 97.5])
     np.testing.assert_allclose(result.intervals["rouge1"], expected, atol=2)
     np.testing.assert_array_equal(np.random.get_state()[1], state)
+
+
+def test_scripts_that_rouge_does_not_see_are_noticed():
+    russian = ["Это дом.", "Кот спит.", "Поезд 7."]
+    assert compute_metrics(["rouge"], russian[:2], russian[:2]).values["rouge1"] == 0
+    assert script_warning(["rouge"], russian).startswith("2 of 3 references have none of the ")
+    assert script_warning(["bleu", "chrf"], russian) is None
+    # Half of them are seen.
+    assert script_warning(["rouge"], ["Äh, ja.", "Это"]) is None
 
 
 def test_tokenised_text_is_noticed():

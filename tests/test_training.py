@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_teaforn
 from tests import nano_model
 from tests.checkpoints import tensors
-from tf_teaforn import checkpoint, lock, training
+from tf_teaforn import checkpoint, lock, metrics, training
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
@@ -116,6 +116,31 @@ def test_the_best_of_weights_that_are_gone_is_replaced(nano, tmp_path):
     best, _ = checkpoint.load_weights(tmp_path, "best")
     trained, _ = checkpoint.load_weights(tmp_path, "1")
     assert all((best[name] == trained[name]).all() for name in trained)
+
+
+def test_of_equal_scores_the_lower_loss_is_best(nano, tmp_path, monkeypatch):
+    scores = iter([0.0, 0.0, 1.0, 1.0, 1.0, 0.5])
+    fixed = lambda *_: (metrics.MetricResult({"bleu": next(scores)}, {}), [])  # noqa: E731
+    monkeypatch.setattr(training, "evaluate_translator", fixed)
+    flags = ("--eval_every=1", "--schedule=constant", "--learning_rate=0.1", "--patience=3")
+    # Also in a run that goes on.
+    assert nano(tmp_path, *flags, "--train_steps=4") == 0
+    assert nano(tmp_path, *flags, "--train_steps=9") == 0
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+    # Only a better score is a gain: the three after step 3 are none.
+    assert [record["bleu"] for record in records] == [0, 0, 1, 1, 1, 0.5]
+    equal = [record for record in records if record["bleu"] == 1]
+    assert len({record["loss_0"] for record in equal}) == 3
+    best = min(equal, key=lambda record: record["loss_0"])
+    assert checkpoint.resolve(tmp_path, "best").steps == (best["step"],)
+
+
+def test_a_script_that_rouge_does_not_see_is_told(nano, tmp_path, caplog):
+    (tmp_path / "ru.tsv").write_text("I see the cat\tя вижу кота\n")
+    flags = ("--train_steps=1", "--metric=rouge", f"--valid_files={tmp_path}/ru.tsv")
+    assert nano(tmp_path / "model", *flags) == 0
+    assert "Warning: 1 of 1 references have none of the " in caplog.text
 
 
 def test_an_interrupted_checkpoint_that_a_kill_has_left_goes_with_the_next_save(nano, tmp_path):

@@ -21,6 +21,7 @@ from tf_teaforn.metrics import (
     compare,
     compute_metrics,
     default_metrics,
+    script_warning,
     tokenized_warning,
 )
 from tf_teaforn.paths import write_whole
@@ -212,6 +213,7 @@ def _warnings(translator, metrics, hypotheses, references):
         None
         if set(metrics) <= {"rouge", "exact_match"}
         else tokenized_warning(hypotheses, references),
+        script_warning(metrics, references),
     ]
     return [warning for warning in found if warning]
 

@@ -186,6 +186,20 @@ def tokenized_warning(hypotheses: Sequence[str], references: Sequence[str]) -> s
     return f"{'; '.join(problems)}: score detokenised text, or the scores cannot be compared."
 
 
+def script_warning(metrics: Iterable[str], references: Sequence[str]) -> str | None:
+    """Says so if ROUGE is asked for and most texts have nothing that it counts.
+
+    rouge-score's tokens are Latin letters without accents, and digits.
+    """
+    unseen = sum(re.search("[a-z0-9]", text.lower()) is None for text in references)
+    if "rouge" not in metrics or 2 * unseen <= len(references):
+        return None
+    return (
+        f"{unseen} of {len(references)} references have none of the letters a to z and digits that "
+        "ROUGE counts: their ROUGE is 0. Go by the validation loss, BLEU or chrF."
+    )
+
+
 def _check_texts(hypotheses, references):
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")

@@ -11,7 +11,7 @@ from tf_teaforn.data.sources import Source
 from tf_teaforn.errors import UserError, did_you_mean
 
 # Metric a task asks for -> values it yields.
-_VALUES = {
+VALUES = {
     "bleu": ("bleu",),
     "rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
     "exact_match": ("exact_match",),
@@ -52,10 +52,10 @@ class Task:
     truncate: bool = False
 
     def __post_init__(self):
-        unknown = [metric for metric in self.metrics if metric not in _VALUES]
+        unknown = [metric for metric in self.metrics if metric not in VALUES]
         if unknown:
-            raise ValueError(f"Task {self.name}: metric {unknown[0]!r} is none of {[*_VALUES]}")
-        values = [value for metric in self.metrics for value in _VALUES[metric]]
+            raise ValueError(f"Task {self.name}: metric {unknown[0]!r} is none of {[*VALUES]}")
+        values = [value for metric in self.metrics for value in VALUES[metric]]
         if self.headline_metric not in values:
             raise ValueError(
                 f"Task {self.name}: headline_metric {self.headline_metric!r} is none of {values}"

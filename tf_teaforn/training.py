@@ -28,6 +28,7 @@ from tf_teaforn.evaluation import evaluate_translator, read_examples
 from tf_teaforn.export import export
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.interruption import InterruptedWorkError, Interruption
+from tf_teaforn.metrics import script_warning
 from tf_teaforn.optimizers import build_optimizer
 from tf_teaforn.out_of_memory import StepMemory, advice, variable_bytes
 from tf_teaforn.paths import is_remote, write_whole
@@ -130,6 +131,7 @@ class Run:
             "best": None,
             "best_step": None,
             "best_metrics": {},
+            "best_loss": None,
             "without_gain": 0,
             "validated": True,
             "skipped_steps": 0,
@@ -376,6 +378,8 @@ class Run:
         examples = read_examples(self.task.source, "validation")
         if self.workers.chief:
             model_dirs.write_examples(self.model_dir, *examples)
+            if warning := script_warning(self.task.metrics, examples[1]):
+                _logger.warning("Warning: %s", warning)
             self._publish_best()
         translator = Translator(
             self.model.seq2seq,
@@ -597,11 +601,17 @@ class Run:
             raise UserError(line) from error
         # The chief's decision is everybody's.
         score = self.workers.sum(metrics.get(self.task.headline_metric, 0.0))
-        better = self.state["best"] is None or score > self.state["best"]
+        loss = self.workers.sum(logs["loss_0"] if self.workers.chief else 0.0)
+        gain = self.state["best"] is None or score > self.state["best"]
+        # Scores may be equal for long: of models that know little, all are 0.
+        known = self.state["best_loss"] is not None
+        equal = known and score == self.state["best"] and loss < self.state["best_loss"]
+        better = gain or equal
         self.state["validated"] = True
-        self.state["without_gain"] = 0 if better else self.state["without_gain"] + 1
+        self.state["without_gain"] = 0 if gain else self.state["without_gain"] + 1
         if better:
             self.state.update(best=score, best_step=self.step, best_metrics=dict(metrics))
+            self.state["best_loss"] = loss
         if self.workers.chief:
             values = {**logs, **metrics}
             self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})

@@ -526,6 +526,13 @@ class TestSweepAndReport:
         assert {"--n=2", "--discount=0.5", "--shared=false"} < set(lines[3])
         assert {"--checkpoint=average:5", "--split=test", "--beam_size=1,4"} < set(lines[4])
         assert list(tmp_path.iterdir()) == []
+        # A preset of KerasHub's names the weights too.
+        flags += ["--model=keras_nlp:hf://some/bart"]
+        assert call_command("sweep", *flags) == 0
+        line = shlex.split(capsys.readouterr().out.splitlines()[0])
+        name = "demo_enfr-keras_nlp_hf_some_bart-n1-seed3"
+        given = {"--init_from=keras_nlp:hf://some/bart", f"--model_dir={tmp_path}/out/runs/{name}"}
+        assert given < set(line)
         # Without --seeds and --task: all of the experiment's.
         flags = ["--experiment=base", "--scale=small", f"--output_dir={tmp_path}/out", "--dry_run"]
         assert call_command("sweep", *flags) == 0

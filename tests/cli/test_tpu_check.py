@@ -65,8 +65,11 @@ def test_the_compiler_is_named_when_missing(call_command, capsys, monkeypatch):
 
 def test_wrong_numbers(call_command, capsys):
     assert call_command("tpu_check", *SMALL, "--n=1,two") == 2
-    expected = "tpu_check: --n=1,two: write whole numbers, e.g. 1,2,3.\n"
-    assert capsys.readouterr().err == expected
+    assert capsys.readouterr().err == "tpu_check: --n=1,two: write whole numbers, e.g. 1,4.\n"
+    assert call_command("tpu_check", *SMALL, "--n=") == 2
+    assert capsys.readouterr().err == "tpu_check: --n=: write whole numbers, e.g. 1,4.\n"
+    assert call_command("tpu_check", *SMALL, "--remat=") == 2
+    assert "--remat= is empty. " in capsys.readouterr().err
 
 
 @pytest.fixture

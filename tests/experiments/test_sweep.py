@@ -27,6 +27,7 @@ from tf_teaforn.experiments.plan import Options, plan, scaled
 from tf_teaforn.experiments.processes import CommandError
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.results import read, read_curves, thinned
+from tf_teaforn.experiments.same_run import differences
 from tf_teaforn.experiments.tables import Grid
 from tf_teaforn.models import catalog
 from tf_teaforn.task import get_task
@@ -525,6 +526,26 @@ def test_seeds_of_other_settings_have_no_common_mean(
     assert before.items() <= after.items()
     error = after["text-transformer_tiny-n1-seed3"]["error"]
     assert error == "no device" if line is None else f"other settings: {line}. " in error
+
+
+def test_runs_for_another_metric_are_other_runs(finished, options, tmp_path):
+    """It decides about long examples and about the best checkpoint."""
+    alone(finished, tmp_path)
+    files = {**options.task_options, "metric": "rouge"}
+    other = dataclasses.replace(options, task_options=files)
+    launch = Absent()
+    failed = sweep.Sweep(EXPERIMENT, tmp_path, other, lambda _: text_task(**files), launch).run()
+    assert len(failed) == 4 and launch.calls == []
+    error = read(tmp_path / "results.json")["runs"][failed[0]]["error"]
+    assert "--metric: bleu there, rouge here" in error
+
+
+def test_the_folder_decides_the_model_not_its_dropout():
+    config = RunConfig(task="text").replace({"init_from": "/here/bart"})
+    elsewhere = config.replace({"init_from": "/there/bart", "model": "bart", "vocab_size": 9})
+    assert differences(config, elsewhere) == []
+    other = config.replace({"dropout": 0.3})
+    assert differences(config, other) == ["--dropout: None there, 0.3 here"]
 
 
 def test_what_was_scored_counts_for_a_common_mean(finished, options, task, tmp_path):

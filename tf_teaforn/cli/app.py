@@ -56,7 +56,7 @@ def given_settings(values, but=()):
         if "init_from" in given:
             raise UserError(f"--model={model} names the weights too: leave out --init_from.")
         given["init_from"] = model
-    elif "init_from" in given:
+    elif "init_from" in given and not given["init_from"].startswith("keras_nlp:"):
         given["init_from"] = absolute(given["init_from"])
     return given
 

@@ -89,7 +89,7 @@ def sweep(values):
             f"--{name}={values[name].value}" for name in _TRAIN_FLAGS if values[name].value
         ],
         common_flags=_given(values, ("data_dir", "module_import")),
-        vocabulary=app.absolute(values.vocab),
+        vocabulary=app.absolute(app.local(values, "vocab")) if values.vocab else None,
         parallel=values.parallel,
         command=sys.argv,
     )

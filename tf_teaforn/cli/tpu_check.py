@@ -1,6 +1,6 @@
 """Compiles the train step for a TPU, without having one: memory and arithmetic.
 
-    bin/tpu_check --task=gsg --model=pegasus_large --n=1,2,3 --remat=none,stage --batch_size=16 \\
+    bin/tpu_check --task=gsg --model=pegasus_large --n=1,2,3 --remat=none,stage --batch_size=4 \\
         --output=tpu.jsonl
     KERAS_BACKEND=jax bin/tpu_check --task=wmt14_enfr --topology=v5e:2x2
 
@@ -19,6 +19,7 @@ import os
 from absl import flags
 
 from tf_teaforn.cli import app
+from tf_teaforn.cli.evaluate import whole_numbers
 from tf_teaforn.errors import UserError
 
 # Lists here.
@@ -45,7 +46,7 @@ _ENVIRONMENT = {
 def define_flags(values):
     """Flags of bin/tpu_check."""
     app.define_task_name(values, "Whose settings to take.")
-    flags.DEFINE_list("n", ["1", "2", "3"], "Numbers N of stacked decoders.", flag_values=values)
+    flags.DEFINE_list("n", [1, 2, 3], "Numbers N of stacked decoders.", flag_values=values)
     flags.DEFINE_list("remat", ["none"], "Values of bin/train's --remat.", flag_values=values)
     flags.DEFINE_string(
         "topology", "v5e:1x1", "TPU version and chips, such as v5e:2x2.", flag_values=values
@@ -77,12 +78,13 @@ def check(values):
     options = app.task_options(values)
     task = app.load_task(name, options, app.data_dir(values), values.module_import)
     config = app.run_config(values, task, options, but=(*_LISTS, *_NOT_MEASURED))
-    try:
-        counts = [int(count) for count in values.n]
-    except ValueError as error:
-        raise UserError(f"--n={','.join(values.n)}: write whole numbers, e.g. 1,2,3.") from error
+    counts = whole_numbers(values, "n")
+    if not values.remat:
+        raise UserError("--remat= is empty. Leave it out, or write e.g. none,layer.")
     lengths = config.data.max_source_length, config.data.max_target_length
-    batch_size = values.batch_size or max(config.data.batch_tokens // max(lengths), 1)
+    batch_size = values.batch_size
+    if batch_size is None:
+        batch_size = max(config.data.batch_tokens // max(lengths), 1)
 
     known = _known(values.output)
 

@@ -26,9 +26,9 @@ def portable(command: str) -> str:
     return shlex.join(parts)
 
 
-def files_in(command: str) -> dict[str, str]:
-    """{flag: files} of the data that a command line names."""
-    pattern = rf"(?:^|\0)--?({'|'.join(FILES)})[=\0]([^\0]+)"
+def task_options_in(command: str) -> dict[str, str]:
+    """{flag: files, or the metric} of the data that a command line names."""
+    pattern = rf"(?:^|\0)--?({'|'.join((*FILES, 'metric'))})[=\0]([^\0]+)"
     return dict(re.findall(pattern, "\0".join(shlex.split(command))))
 
 

@@ -1,6 +1,7 @@
 """The grid of an experiment as the user asks for it: which runs there are."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,6 +135,8 @@ def plan(
             size = vocab_size.get(task) or defaults["vocab_size"]
             for arm in chosen_arms(experiment, options):
                 settings = {**common, **arm.settings(steps, size), "seed": seed}
-                name = f"{task}-{common['model']}-{arm.name}-seed{seed}"
+                # A model of KerasHub's may be named by its address or folder.
+                model = re.sub("[/:]+", "_", common["model"])
+                name = f"{task}-{model}-{arm.name}-seed{seed}"
                 runs.append(Run(name, task, arm, seed, settings))
     return runs

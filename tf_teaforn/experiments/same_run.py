@@ -8,11 +8,13 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.command_line import FILES
 
 # Settings that do not change what is learned.
-_IGNORED = {"keep", "patience", "log_every", "export_on_best", "data_dir", "metric"}
+_IGNORED = {"keep", "patience", "log_every", "export_on_best", "data_dir"}
 _IGNORED |= {"beam_size", "beam_alpha", "steps_per_execution", "on_nonfinite"}
 _IGNORED |= {"remat", "micro_batch_tokens"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
+# A task's own settings where they are not given.
+_DEFAULTS = {"metric": "bleu"}
 # Paths, which differ from machine to machine.
 _PATHS = (*FILES, "init_from")
 
@@ -32,14 +34,14 @@ def differences(
     """
     mine, theirs = found.flat(), expected.flat()
     ignored = _IGNORED | (_OF_STAGES if expected.teaforn.n == 1 else set())
-    ignored |= {"model", "vocab_size", "dropout"} if expected.model.init_from else set()
+    ignored |= {"model", "vocab_size"} if expected.model.init_from else set()
     if all(_steps(found, spec) == _steps(expected, spec) for spec in checkpoints):
         ignored.add("eval_every")
 
     def value(flat, name):
         if name in _PATHS and flat.get(name):
             return ",".join(os.path.basename(part) for part in flat[name].split(","))
-        return flat.get(name)
+        return flat.get(name, _DEFAULTS.get(name))
 
     return [
         f"--{name}: {value(mine, name)} there, {value(theirs, name)} here"

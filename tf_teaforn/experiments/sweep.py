@@ -36,9 +36,9 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.command_line import (
     file_digests,
     file_names,
-    files_in,
     flag,
     portable,
+    task_options_in,
 )
 from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
 from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
@@ -50,6 +50,7 @@ from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
 from tf_teaforn.metrics import compare, default_metrics
 from tf_teaforn.paths import write_whole
+from tf_teaforn.task import VALUES
 from tf_teaforn.texts import read_lines
 
 
@@ -510,7 +511,7 @@ class Sweep:
     def _recorded(self, run, record):
         """`RunConfig` of what the results file has of a run."""
         own = self.options.task_options if run.task == "text" else {}
-        return self._config(run, record["settings"], files_in(record["command"]) or own)
+        return self._config(run, record["settings"], task_options_in(record["command"]) or own)
 
     def _expected(self, run):
         options = self.options.task_options if run.task == "text" else {}
@@ -573,7 +574,7 @@ class Sweep:
             # Of what was the best checkpoint then.
             return None
         result["command"] = portable(result.get("command", ""))
-        files = file_names(files_in(result["command"]))
+        files = file_names(task_options_in(result["command"]))
         if not files.items() <= file_names(self.options.task_options).items():
             # Of other data.
             return None
@@ -581,7 +582,7 @@ class Sweep:
 
     def _is_complete(self, run, result):
         metrics = self.experiment.metrics or default_metrics(self.get_task(run.task).metrics)
-        wanted = {name for name in metrics if name != "rouge"}
+        wanted = {value for metric in metrics for value in VALUES.get(metric, (metric,))}
         return "references_sha256" in result and wanted <= set(result["metrics"])
 
     def _record_evaluations(self, run, role, spec, found):
