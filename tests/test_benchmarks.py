@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 
 import pytest
 
@@ -18,7 +17,7 @@ def measure(factor):
     if factor == 0:
         time.sleep(60)
     if factor == -1:
-        threading.Timer(0.1, os._exit, [3]).start()
+        threading.Timer(1, os._exit, [3]).start()
     if factor == -2:
         sys.exit(4)
     return {"seconds": 2 * factor}
@@ -53,7 +52,7 @@ def test_turns_have_arguments(contender):
 def test_the_end_between_turns_is_told(contender):
     one = contender()
     assert one.turn(factor=-1) == {"seconds": -2}
-    time.sleep(1)
+    assert one._process.wait(60) == 3
     with pytest.raises(RuntimeError, match="^one stopped with exit code 3$"):
         one.turn(factor=1)
 

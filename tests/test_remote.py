@@ -10,6 +10,7 @@ from etils import epath
 from tests import nano_model
 from tests.checkpoints import tensors
 from tests.fake_gcs import fake_gcs
+from tf_teaforn import checkpoint
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import write_whole
 from tf_teaforn.tf_backend.export import write_saved_model
@@ -52,6 +53,8 @@ def test_a_run_on_gs_is_that_on_a_disk(gcs, corpus, small_model, call_command, t
     capsys.readouterr()
     remote = epath.Path(RUN)
     assert (remote / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
+    # --keep=1.
+    assert checkpoint.steps(local) == checkpoint.steps(remote) == [4]
     expected, found = tensors(local, 4), tensors(remote, 4)
     assert expected.keys() == found.keys()
     for name, value in expected.items():

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tests.checkpoints import tensors
 from tf_teaforn import checkpoint, lock, metrics, training
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import RunConfig
+from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import get_task
 from tf_teaforn.tf_backend import step_runner
@@ -43,31 +45,15 @@ def train(corpus, small_model, call_command):
 
 
 @pytest.fixture
-def nano(train):
-    """`train` with a model that compiles fast."""
+def nano(train, monkeypatch):
+    """`train` with a model that compiles fast, and with a fixed score in place of a search."""
+    scored = metrics.MetricResult({"bleu": 1.0, "rougeL": 1.0}, {})
+    monkeypatch.setattr(training, "evaluate_translator", lambda *_: (scored, []))
 
     def run(model_dir, *flags):
         return train(model_dir, *nano_model.FLAGS, "--n=1", "--decode_length=4", *flags)
 
     return run
-
-
-def test_adafactor_with_stages_of_their_own_continues_exactly(nano, tmp_path):
-    """Adafactor's moments have the same path for several weights."""
-    flags = ("--n=2", "--noshared", "--optimizer=adafactor", "--eval_every=2")
-    assert nano(tmp_path / "whole", *flags, "--train_steps=4") == 0
-    assert nano(tmp_path / "parts", *flags, "--train_steps=2") == 0
-    # A process that was killed while it wrote the next line.
-    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "tra')
-    assert nano(tmp_path / "parts", *flags, "--train_steps=4") == 0
-    whole, parts = (tensors(tmp_path / name, 4) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
-    records = [(tmp_path / n / "metrics.jsonl").read_text() for n in ("whole", "parts")]
-    assert records[0] == records[1]
-    assert [json.loads(line)["step"] for line in records[0].splitlines()] == [1, 2, 2, 3, 4, 4]
 
 
 def test_weights_that_are_not_finite_are_never_saved(nano, tmp_path, capsys):
@@ -123,11 +109,15 @@ def test_of_equal_scores_the_lower_loss_is_best(nano, tmp_path, monkeypatch):
     fixed = lambda *_: (metrics.MetricResult({"bleu": next(scores)}, {}), [])  # noqa: E731
     monkeypatch.setattr(training, "evaluate_translator", fixed)
     flags = ("--eval_every=1", "--schedule=constant", "--learning_rate=0.1", "--patience=3")
-    # Also in a run that goes on.
     assert nano(tmp_path, *flags, "--train_steps=4") == 0
+    # A process that was killed while it wrote the next line.
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
     assert nano(tmp_path, *flags, "--train_steps=9") == 0
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+    records = [*map(json.loads, lines)]
+    assert [record["step"] for record in records] == [i for i in range(1, 7) for _ in range(2)]
+    records = [record for record in records if record["kind"] == "validation"]
     # Only a better score is a gain: the three after step 3 are none.
     assert [record["bleu"] for record in records] == [0, 0, 1, 1, 1, 0.5]
     equal = [record for record in records if record["bleu"] == 1]
@@ -198,6 +188,40 @@ def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch
     assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.is_best(tmp_path, 2)
     assert nano(tmp_path, *flags) == 0
     assert checkpoint.steps(tmp_path) == kept
+
+
+def test_a_validation_that_a_signal_ends_is_made_up_for(nano, tmp_path, monkeypatch):
+    went_on = []
+
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        went_on.append(True)
+
+    flags = ("--train_steps=3", "--eval_every=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate_translator", interrupted)
+        assert nano(tmp_path / "parts", *flags) == 143
+    assert not went_on and checkpoint.steps(tmp_path / "parts") == [2]
+    assert not (tmp_path / "parts" / "best").exists()
+    assert nano(tmp_path / "parts", *flags) == 0
+    assert nano(tmp_path / "whole", *flags) == 0
+    parts, whole = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("parts", "whole"))
+    assert parts == whole and whole.count('"validation"') == 2
+    assert all(checkpoint.is_best(tmp_path / name, 3) for name in ("parts", "whole"))
+
+
+def test_the_vocabulary_that_is_given_is_taken(nano, tmp_path):
+    given = tmp_path / "given.model"
+    train_sentencepiece(["jag ser katten", "du har huset"] * 9, 275, given)
+    flags = (f"--vocab={given}", "--vocab_size=275", "--precision=mixed_bfloat16")
+    # It spells other words.
+    flags += ("--max_source_length=64", "--max_target_length=64")
+    assert nano(tmp_path / "run", *flags, "--train_steps=1") == 0
+    assert (tmp_path / "run" / "vocab.model").read_bytes() == given.read_bytes()
+    # So is the precision.
+    seq2seq = tf_teaforn.load(tmp_path / "run").seq2seq
+    assert "bfloat16" in {layer.compute_dtype for layer in seq2seq._flatten_layers()}
 
 
 def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):

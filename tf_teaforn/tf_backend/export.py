@@ -9,10 +9,10 @@ import tensorflow as tf
 from etils import epath
 from tensorflow_serving.apis import prediction_log_pb2
 
-from tf_teaforn import decoding
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import flush, move_folder
+from tf_teaforn.tf_backend import inference
 from tf_teaforn.tf_backend.ids import checked
 
 # What Python's str.strip takes off, or a newline as files have it.
@@ -92,7 +92,7 @@ class ServingModule(tf.Module):
     def _search(self, source_ids):
         inputs = {"encoder_token_ids": source_ids}
         with self._stored_weights():
-            return decoding.search(self._seq2seq.value, inputs, self._config)
+            return inference.search(self._seq2seq.value, inputs, self._config)
 
     def signatures(self, mode):
         """{name: `tf.function`} of a mode; a SavedModel holds no other functions."""
@@ -156,7 +156,7 @@ class ServingModule(tf.Module):
         )
         inputs = {"encoder_token_ids": source_ids}
         with self._stored_weights():
-            return {"scores": decoding.score(self._seq2seq.value, inputs, target_ids)}
+            return {"scores": inference.score(self._seq2seq.value, inputs, target_ids)}
 
     def _ranked(self, outputs, scores):
         if self._config.n_best == 1:

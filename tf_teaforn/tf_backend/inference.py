@@ -2,7 +2,11 @@
 
 import tensorflow as tf
 
-from tf_teaforn.decoding import score, search
+from tf_teaforn import decoding
+
+# Their loops are Keras', not Python's. To have AutoGraph look at all that they call takes seconds.
+search = tf.autograph.experimental.do_not_convert(decoding.search)
+score = tf.autograph.experimental.do_not_convert(decoding.score)
 
 _IDS = tf.TensorSpec([None, None], tf.int32)
 
