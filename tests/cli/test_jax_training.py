@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests import nano_model
 from tf_teaforn.cli import decode
 from tf_teaforn.errors import UserError
 
@@ -29,11 +30,12 @@ def flags(corpus, small_model):
         "--task=text",
         *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
         *small_model,
+        *nano_model.FLAGS,
         "--n=2",
         "--dropout=0",
         "--word_drop=0",
         "--optimizer=sgd",
-        "--learning_rate=0.05",
+        "--learning_rate=0.5",
         "--schedule=constant",
         "--warmup_steps=0",
         "--batching=fixed",
@@ -50,6 +52,7 @@ def on_jax(model_dir, flags, devices=1, **environment):
         [sys.executable, ROOT / "bin" / "train", *flags, f"--model_dir={model_dir}"],
         capture_output=True,
         text=True,
+        cwd=ROOT,
         env={
             **os.environ,
             "KERAS_BACKEND": "jax",

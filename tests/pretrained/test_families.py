@@ -594,6 +594,7 @@ def test_bin_train_starts_from_a_preset(t5_preset, folders, corpus, call_command
         "--eval_every=1",
         "--n=2",
         "--beam_size=1",
+        "--decode_length=4",
         f"--model={name}",
         f"--model_dir={tmp_path / 'model'}",
     )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tasks.gsg import gsg_task
+from tests import nano_model
 from tests.documents import DOCUMENTS
 from tf_teaforn.data.documents import GapSource, PreparedSource
 from tf_teaforn.data.gaps import MASK, GapSettings
@@ -77,7 +78,8 @@ def test_training(tmp_path, call_command):
         f"--train_files={tmp_path}/documents.txt",
         f"--valid_files={tmp_path}/doc*.txt",
         "--gap_intact=0",
-        "--model=transformer_tiny",
+        *nano_model.FLAGS,
+        "--decode_length=8",
         "--vocab_size=400",
         "--max_source_length=48",
         "--max_target_length=48",
