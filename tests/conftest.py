@@ -61,12 +61,14 @@ class Trained:
         model_dir: its folder.
         flags: all but --model_dir.
         stdout, stderr: what it printed.
+        files: names of what was in the folder when it ended.
     """
 
     model_dir: Path
     flags: tuple[str, ...]
     stdout: str
     stderr: str
+    files: frozenset[str] = frozenset()
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +169,8 @@ def trained(corpus, small_model, run_command, tmp_path_factory):
     )
     done = run_command("train", *flags, f"--model_dir={model_dir}")
     assert done.returncode == 0, done.stderr.decode()
-    return Trained(model_dir, flags, done.stdout.decode(), done.stderr.decode())
+    files = frozenset(os.listdir(model_dir))
+    return Trained(model_dir, flags, done.stdout.decode(), done.stderr.decode(), files)
 
 
 @pytest.fixture(scope="session")
