@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a file belongs to the longest that fits.
 _ERRORS = "tf_teaforn/errors.py"
 _PATHS = "tf_teaforn/paths.py"
+_CORES = "tf_teaforn/cores.py"
 _DATA = ["tf_teaforn/data", "tf_teaforn/task.py", _ERRORS]
 _MODEL = ["tf_teaforn/objective.py", "tf_teaforn/models", _ERRORS]
 _ACCUMULATION = "tf_teaforn/accumulation.py"
@@ -22,6 +23,7 @@ _PARTS = [
     *_BACKENDS,
     "tf_teaforn/checkpoint.py",
     "tf_teaforn/config.py",
+    _CORES,
     "tf_teaforn/decoding.py",
     "tf_teaforn/interruption.py",
     "tf_teaforn/lock.py",
@@ -56,6 +58,7 @@ LAYERS = {
     _EXPERIMENTS: [
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
+        _CORES,
         "tf_teaforn/lock.py",
         "tf_teaforn/metrics.py",
         "tf_teaforn/task.py",
@@ -100,12 +103,13 @@ LAYERS = {
     "tf_teaforn/out_of_memory.py": ["tf_teaforn/config.py"],
     "tf_teaforn/testing.py": _MODEL,
     "tf_teaforn/task.py": ["tf_teaforn/data", _ERRORS],
-    "tf_teaforn/data": [_ERRORS, _PATHS],
+    "tf_teaforn/data": [_CORES, _ERRORS, _PATHS],
     "tf_teaforn/checkpoint.py": [_ERRORS, _PATHS],
     "tf_teaforn/config.py": [_ERRORS],
     "tf_teaforn/interruption.py": [_ERRORS],
     "tf_teaforn/lock.py": [_ERRORS, _PATHS],
     "tf_teaforn/metrics.py": [_ERRORS],
+    _CORES: [],
     "tf_teaforn/flops.py": [],
     "tf_teaforn/texts.py": [],
     "tf_teaforn/errors.py": [],

@@ -93,6 +93,9 @@ def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert processes.share([], 0, 1) == {}
     assert processes.share([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "2"
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert processes.share([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "3"
     environments = [processes.share(["0", "3"], index, 2) for index in range(2)]
     assert environments == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")

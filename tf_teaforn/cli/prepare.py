@@ -11,12 +11,12 @@ depend on runner and workers. The same command, given again after an interruptio
 that are complete.
 """
 
-import os
 import shlex
 
 from absl import flags
 
 from tf_teaforn.cli import app
+from tf_teaforn.cores import usable_cores
 from tf_teaforn.errors import UserError
 
 
@@ -56,7 +56,7 @@ def prepare(values):
         ) from None
     options = [f"--runner={values.runner}", "--default_sdk_harness_log_level=WARNING"]
     if values.runner == "DirectRunner":
-        workers = len(os.sched_getaffinity(0))
+        workers = len(usable_cores())
         options += [
             WITHOUT_PRISM,
             f"--direct_num_workers={workers}",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from absl import logging
 from etils import epath
 
+from tf_teaforn.cores import usable_cores
 from tf_teaforn.data.gaps import VERSION, GapSettings, gap_examples
 from tf_teaforn.data.sources import (
     TfdsSource,
@@ -221,7 +222,7 @@ def in_processes(
     chunks = iter(lambda: list(itertools.islice(iterator, _CHUNK)), [])
     first = next(chunks, [])
     second = next(chunks, [])
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or len(usable_cores())
     if not second or workers == 1:
         yield from map(function, itertools.chain((c for c in (first, second) if c), chunks))
         return

@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tf_teaforn.cores import usable_cores
+
 
 class CommandError(Exception):
     """A command failed; the message is the last line that it printed."""
@@ -118,5 +120,5 @@ def share(gpus, index, count):
         return {}
     if gpus:
         return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
-    threads = str(max(1, len(os.sched_getaffinity(0)) // count))
+    threads = str(max(1, len(usable_cores()) // count))
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
