@@ -25,6 +25,7 @@ _LONG_FILES = {
     "test_jax_training.py",
     "test_replicas.py",
     "test_resume.py",
+    "test_sweep_command.py",
     "test_tpu_check.py",
     "test_workers.py",
 }

@@ -1,0 +1,80 @@
+"""bin/sweep and bin/report as they are started: every command of the grid in its own process."""
+
+import csv
+import json
+
+import pytest
+import sacrebleu
+
+from tf_teaforn.texts import read_lines
+
+ARMS = ("n2-discount0.2", "n2-discount0.5")
+
+
+def test_from_a_grid_to_its_report(corpus, run_command, tmp_path):
+    flags = [
+        "--experiment=multi30k",
+        "--scale=small",
+        f"--arms={','.join(ARMS)}",
+        "--seeds=1,2",
+        "--parallel=2",
+        f"--output_dir={tmp_path}",
+        *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
+        "--vocab_size=310",
+        "--batch_tokens=512",
+        "--train_steps=45",
+        "--checkpoint_every=5",
+        "--eval_every=45",
+        "--log_every=15",
+        "--learning_rate=0.003",
+        "--warmup_steps=10",
+        "--max_source_length=24",
+        "--max_target_length=24",
+        "--dropout=0.05",
+    ]
+    done = run_command("sweep", *flags)
+    path = tmp_path / "results.json"
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().endswith(f"Next: bin/report --results={path}\n")
+    for number in range(1, 5):
+        assert f"[{number}/4] " in done.stderr.decode()
+
+    runs = json.loads(path.read_text())["runs"]
+    assert set(runs) == {
+        f"text-transformer_tiny-{arm}-seed{seed}" for arm in ARMS for seed in (1, 2)
+    }
+    scores = {}
+    for name, run in runs.items():
+        assert run["status"] == "done"
+        assert [step for step, _ in run["curves"]["train"]["loss_1"]] == [15, 30, 45]
+        for evaluation in run["evaluations"]:
+            width = evaluation["beam_size"]
+            folder = tmp_path / "runs" / name / "eval"
+            if evaluation["steps"] == [25, 30, 35, 40, 45]:
+                hypotheses = read_lines(folder / f"test-average-5-45-beam{width}-alpha0.6.txt")
+                references = read_lines(folder / "test.references.txt")
+                bleu = sacrebleu.corpus_bleu(hypotheses, [references]).score
+                assert evaluation["metrics"]["bleu"] == pytest.approx(bleu)
+                scores.setdefault((run["arm"], width), []).append(bleu)
+    assert set(scores) == {(arm, width) for arm in ARMS for width in (1, 2, 4, 8)}
+    assert {len(of_seeds) for of_seeds in scores.values()} == {2}
+
+    again = run_command("sweep", *flags)
+    assert again.returncode == 0
+    assert again.stderr.decode().count("was done already") == 4
+
+    report = tmp_path / "report"
+    done = run_command("report", f"--results={path}", f"--output_dir={report}")
+    assert done.returncode == 0, done.stderr.decode()
+    with open(report / "numbers.csv", newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["checkpoint"], row["metric"]) == ("average:5", "bleu")
+        ]
+    assert len(rows) == len(scores) and any(float(row["mean"]) > 0 for row in rows)
+    for row in rows:
+        one, two = scores[row["arm"], int(row["beam_size"])]
+        assert float(row["mean"]) == pytest.approx((one + two) / 2, abs=1e-6)
+        assert float(row["standard_error"]) == pytest.approx(abs(one - two) / 2, abs=1e-6)
+        assert (row["seeds"], row["seeds_planned"]) == ("2", "3")
