@@ -386,7 +386,11 @@ def test_mean_loss_curves_are_of_all_runs_at_every_step(tmp_path):
         curves = {"train": {"loss_0": curve}, "validation": {"loss_0": validated[seed]}}
         next(iter(one.values()))["curves"] = curves
     (section,) = sections([results_file(tmp_path / "results.json", "base", runs, (1,))])
-    (panel,) = section.figures["base-wmt14_ende-losses"].axes
+    figure = section.figures["base-wmt14_ende-losses"]
+    assert figure.get_suptitle().endswith("loss by stage, mean over seeds")
+    (alone,) = sections([results_file(tmp_path / "one.json", "base", runs[:1], (1,))])
+    assert alone.figures["base-wmt14_ende-losses"].get_suptitle().endswith("by stage, one seed")
+    (panel,) = figure.axes
     train, validation = (dict(line.get_xydata().tolist()) for line in panel.get_lines())
     # Both lines are straight, so that what lies between two points is known.
     assert train == pytest.approx({step: 12 - step / 1024 for step in steps[2]})
@@ -427,6 +431,8 @@ def test_discount_is_chosen_on_the_development_set_and_curves_are_drawn(tmp_path
     assert [59.0, 60.0] in [list(line.get_ydata()) for line in solid]
     spans = [high - low for low, high in (ours.get_ylim(), theirs.get_ylim())]
     assert spans[0] == pytest.approx(spans[1])
+    said = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"ours: one seed", "the paper's"} < said
 
 
 def test_discount_is_chosen_among_equal_numbers_of_seeds(tmp_path):

@@ -101,7 +101,9 @@ def _beam_curves(grid, task, group, arms):
         for index, arm in enumerate(arms)
         if ours[arm] or theirs[arm]
     ]
-    handles.append(Line2D([], [], color="#555555", label="ours: mean ± SE"))
+    alone = all(n.error is None for numbers in ours.values() for n in numbers.values())
+    label = "ours: one seed" if alone else "ours: mean ± SE"
+    handles.append(Line2D([], [], color="#555555", label=label))
     if reported:
         handles.append(Line2D([], [], color="#555555", linestyle="--", label="the paper's"))
     figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
@@ -164,7 +166,9 @@ def _loss_curves(grid, task):
         frameon=False,
     )  # fmt: skip
     figure.supylabel("loss / stage-0 token", fontsize=9)
-    figure.suptitle(f"{task_title(grid, task)}: loss by stage, mean over seeds", fontsize=10.5)
+    alone = all(len(grid.of(task, arm)) == 1 for arm in curves)
+    what = "one seed" if alone else "mean over seeds"
+    figure.suptitle(f"{task_title(grid, task)}: loss by stage, {what}", fontsize=10.5)
     return figure
 
 
