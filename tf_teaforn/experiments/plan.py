@@ -124,7 +124,7 @@ def plan(
     runs = []
     for seed in seeds:
         for stands_for, task in chosen_tasks(experiment, options).items():
-            steps = options.settings.get("train_steps") or experiment.steps[stands_for]
+            steps = options.settings.get("train_steps", experiment.steps[stands_for])
             common = {**experiment.settings, "model": experiment.model}
             if options.scale == "small":
                 common |= SMALL_TEXT if task == "text" else {}

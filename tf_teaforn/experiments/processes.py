@@ -16,6 +16,10 @@ class CommandError(Exception):
     """A command failed; the message is the last line that it printed."""
 
 
+class EndedError(CommandError):
+    """A command was ended, or not begun, because all of them are."""
+
+
 class Processes:
     """Runs commands, and ends those that run."""
 
@@ -36,6 +40,7 @@ class Processes:
 
         Raises:
             CommandError: it failed.
+            EndedError: `terminate` was called.
         """
         # bin/sweep's neighbour, or teaforn-sweep's.
         sweep = Path(sys.argv[0])
@@ -54,6 +59,8 @@ class Processes:
             finally:
                 with self._lock:
                     self._running.discard(process.pid)
+        if code and self._ended:
+            raise EndedError(f"{name} was ended")
         if code:
             text = log.read_bytes()[start:].decode(errors="replace")
             lines = [line for line in text.splitlines()[1:] if line.strip()]
@@ -70,7 +77,7 @@ class Processes:
     def _start(self, command, output, environment):
         with self._lock:
             if self._ended:
-                raise CommandError("the sweep was interrupted")
+                raise EndedError(f"{command[1]} was not begun")
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

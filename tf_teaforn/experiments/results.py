@@ -45,12 +45,13 @@ def read(path: epath.PathLike) -> dict[str, Any]:
     try:
         results = json.loads(path.read_bytes())
         version = results["format_version"]
-        found = results["experiments"], results["runs"]
+        if not isinstance(results["runs"], dict):
+            raise TypeError("no runs by name")
         if not all(_ABOUT <= entry.keys() for entry in results["experiments"].values()):
             raise ValueError("an experiment is not whole")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a results file of bin/sweep.") from error
-    if version != FORMAT_VERSION or not all(isinstance(part, dict) for part in found):
+    if version != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}; this reads {FORMAT_VERSION}.")
     return results
 

@@ -41,7 +41,13 @@ from tf_teaforn.experiments.command_line import (
     task_options_in,
 )
 from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
-from tf_teaforn.experiments.processes import CommandError, Processes, share, visible_gpus
+from tf_teaforn.experiments.processes import (
+    CommandError,
+    EndedError,
+    Processes,
+    share,
+    visible_gpus,
+)
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.records import Records, place
 from tf_teaforn.experiments.results import read_curves, runs_of
@@ -194,6 +200,9 @@ class Sweep:
             try:
                 done = self._do(run, environment)
                 outcome = "done" if done else "was done already"
+            except EndedError:
+                # Nothing is wrong with the run: the same sweep goes on with it.
+                return
             except (CommandError, UserError, OSError, ValueError) as error:
                 message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
                 # What was done stays so, for whoever gives its settings again.
@@ -569,6 +578,8 @@ class Sweep:
         try:
             result = json.loads(path.read_bytes())
         except ValueError:
+            return None
+        if not isinstance(result, dict):
             return None
         if result.get("steps") != list(checkpoint.resolve(self._model_dir(run), spec).steps):
             # Of what was the best checkpoint then.
