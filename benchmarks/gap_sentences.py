@@ -10,7 +10,6 @@ Ours is measured in one process and in one a core. The contenders take turns; me
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.contender import print_table  # noqa: E402
+from tf_teaforn.cores import usable_cores  # noqa: E402
 from tf_teaforn.data import gaps  # noqa: E402
 from tf_teaforn.data.documents import DocumentFiles, GapSource  # noqa: E402
 
@@ -60,7 +60,7 @@ def main():
         pairs = zip(gaps.sentence_scores(sentences), rouge_scores(sentences), strict=True)
         if any(abs(our - peer) > 1e-9 for our, peer in pairs):
             raise SystemExit("the peer's scores are others")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     everywhere = dataclasses.replace(source, workers=cores)
     contenders = {
         "rouge-score, 1 process": (len(some), lambda: with_rouge_score(some)),

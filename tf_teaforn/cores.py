@@ -3,9 +3,9 @@
 import os
 
 
-def usable_cores() -> list[int]:
-    """Their numbers, ascending; at least one."""
+def usable_cores() -> int:
+    """How many there are; at least one."""
     # Linux alone can keep a process to some of them.
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

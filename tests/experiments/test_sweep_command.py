@@ -11,7 +11,7 @@ from tf_teaforn.texts import read_lines
 ARMS = ("n2-discount0.2", "n2-discount0.5")
 
 
-def test_from_a_grid_to_its_report(corpus, run_command, tmp_path):
+def test_from_a_grid_to_its_report(corpus, small_model, run_command, tmp_path):
     flags = [
         "--experiment=multi30k",
         "--scale=small",
@@ -20,17 +20,13 @@ def test_from_a_grid_to_its_report(corpus, run_command, tmp_path):
         "--parallel=2",
         f"--output_dir={tmp_path}",
         *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
-        "--vocab_size=310",
-        "--batch_tokens=512",
+        *small_model,
         "--train_steps=45",
         "--checkpoint_every=5",
         "--eval_every=45",
         "--log_every=15",
         "--learning_rate=0.003",
         "--warmup_steps=10",
-        "--max_source_length=24",
-        "--max_target_length=24",
-        "--dropout=0.05",
     ]
     done = run_command("sweep", *flags)
     path = tmp_path / "results.json"

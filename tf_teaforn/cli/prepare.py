@@ -56,7 +56,7 @@ def prepare(values):
         ) from None
     options = [f"--runner={values.runner}", "--default_sdk_harness_log_level=WARNING"]
     if values.runner == "DirectRunner":
-        workers = len(usable_cores())
+        workers = usable_cores()
         options += [
             WITHOUT_PRISM,
             f"--direct_num_workers={workers}",

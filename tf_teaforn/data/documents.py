@@ -222,7 +222,7 @@ def in_processes(
     chunks = iter(lambda: list(itertools.islice(iterator, _CHUNK)), [])
     first = next(chunks, [])
     second = next(chunks, [])
-    workers = workers or len(usable_cores())
+    workers = workers or usable_cores()
     if not second or workers == 1:
         yield from map(function, itertools.chain((c for c in (first, second) if c), chunks))
         return

@@ -127,5 +127,5 @@ def share(gpus, index, count):
         return {}
     if gpus:
         return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
-    threads = str(max(1, len(usable_cores()) // count))
+    threads = str(max(1, usable_cores() // count))
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
