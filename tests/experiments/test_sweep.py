@@ -900,9 +900,17 @@ def test_refusals(tmp_path):
     refuse("base", "--seeds=1,2,1: write every seed once", seeds=[1, 2, 1])
     refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")
     refuse("base", "--train_steps=0: write 1", scale="small", settings={"train_steps": 0})
-    for text in ("{}", '{"format_version": 1, "experiments": {}, "runs": []}'):
+    for text, match in (
+        ("{}", "results.json is not a whole results file of bin/sweep. Take a copy that is"),
+        ('{"format_version": 1, "experiments": {}, "runs": []}', "is not a whole results file"),
+        ('{"format_version": 2}', "results.json has format version 2; this reads 1"),
+        (
+            '{"format_version": 1, "experiments": {}, "runs": {"a": {"task": "b", "seed": 1}}}',
+            "sweep: runs, a, has no arm, command, settings, train_steps, version. Take",
+        ),
+    ):
         (tmp_path / "results.json").write_text(text)
-        refuse("base", "is not a results file of bin/sweep")
+        refuse("base", match)
     with pytest.raises(UserError, match="Did you mean word_drop"):
         get_experiment("word_dorp")
 
@@ -919,5 +927,8 @@ def test_curves(tmp_path):
         "train": {"loss": [[1, 2.5]]},
         "validation": {"bleu": [[1, 3]]},
     }
+    (tmp_path / "metrics.jsonl").write_text(text.split("\n")[0] + '\n{"kind"}\n')
+    with pytest.raises(UserError, match="metrics.jsonl, line 2 is no measurement. Delete it."):
+        read_curves(tmp_path / "metrics.jsonl")
     assert thinned(list(range(10)), 3) == [0, 4, 8, 9]
     assert thinned([1]) == [1] and thinned([]) == []

@@ -29,6 +29,8 @@ from tf_teaforn.paths import write_whole
 FORMAT_VERSION = 1
 # What there is of each experiment.
 _ABOUT = {"scale", "tasks", "model", "seeds", "beam_sizes", "checkpoints", "commands"}
+# What there is of each run from its start.
+_ABOUT_RUN = {"task", "arm", "seed", "settings", "train_steps", "command", "version"}
 # A curve is thinned to about so many points.
 _POINTS = 200
 
@@ -45,14 +47,18 @@ def read(path: epath.PathLike) -> dict[str, Any]:
     try:
         results = json.loads(path.read_bytes())
         version = results["format_version"]
-        if not isinstance(results["runs"], dict):
-            raise TypeError("no runs by name")
-        if not all(_ABOUT <= entry.keys() for entry in results["experiments"].values()):
-            raise ValueError("an experiment is not whole")
+        if version != FORMAT_VERSION:
+            raise UserError(f"{path} has format version {version}; this reads {FORMAT_VERSION}.")
+        for part, needed in (("experiments", _ABOUT), ("runs", _ABOUT_RUN)):
+            for name, entry in results[part].items():
+                if missing := sorted(needed - entry.keys()):
+                    raise ValueError(f"{part}, {name}, has no {', '.join(missing)}")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is not a results file of bin/sweep.") from error
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path} has format version {version}; this reads {FORMAT_VERSION}.")
+        detail = f": {error}" if type(error) is ValueError else ""
+        raise UserError(
+            f"{path} is not a whole results file of bin/sweep{detail}. Take a copy that is, or "
+            "delete it: a sweep records again what it finds in its folder."
+        ) from error
     return results
 
 
@@ -82,16 +88,23 @@ def runs_of(
 
 
 def read_curves(path: epath.PathLike) -> dict[str, dict[str, list[list[float]]]]:
-    """{"train" or "validation": {name: [[step, value], ...]}} of a run's metrics.jsonl."""
+    """{"train" or "validation": {name: [[step, value], ...]}} of a run's metrics.jsonl.
+
+    Raises:
+        UserError: a line is damaged, other than one cut short.
+    """
     curves: dict[str, dict[str, list[list[float]]]] = {}
     path = epath.Path(path)
     if not path.exists():
         return curves
-    for line in path.read_text().split("\n"):
+    for number, line in enumerate(path.read_text().split("\n"), start=1):
         # A line of a killed process may be torn.
         if line.endswith("}"):
-            record = json.loads(line)
-            kind, step = record.pop("kind"), record.pop("step")
+            try:
+                record = json.loads(line)
+                kind, step = record.pop("kind"), record.pop("step")
+            except (ValueError, KeyError) as error:
+                raise UserError(f"{path}, line {number} is no measurement. Delete it.") from error
             for name, value in record.items():
                 curves.setdefault(kind, {}).setdefault(name, []).append([step, value])
     return {
