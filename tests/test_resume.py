@@ -28,7 +28,7 @@ STEPS, EVAL_EVERY = 24, 12
 CASES = {
     "bucket-shared": (("--batching=bucket", "--optimizer=adam"), [signal.SIGTERM]),
     "bucket-unshared": (
-        ("--batching=bucket", "--noshared", "--optimizer=adafactor"),
+        ("--batching=bucket", "--noshared", "--optimizer=adafactor", "--micro_batch_tokens=48"),
         [signal.SIGINT],
     ),
     "pack-shared": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),

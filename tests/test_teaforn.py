@@ -505,6 +505,24 @@ def test_parts_of_a_batch_are_the_batch(micro_batch_tokens):
         np.testing.assert_allclose(other[name], values, rtol=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"shared": False, **STAGE_INPUTS["top_4"]}])
+def test_parts_of_batches_of_any_shape(settings):
+    """As length buckets make them: one program for all, whose sizes it learns when it runs."""
+    tf = pytest.importorskip("tensorflow")
+    batches = [testing.padded_batch(pairs) for pairs in (PAIRS[:3], PAIRS[3:4], PAIRS[2:])]
+    spec = keras.tree.map_structure(lambda x: tf.TensorSpec([None, None], x.dtype), batches[0])
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+    runs = []
+    for micro_batch_tokens in (10, None):
+        model = teaforn(n=2, micro_batch_tokens=micro_batch_tokens, **settings)
+        model.compile(optimizer=keras.optimizers.SGD(0.1))
+        runs.append((values_of(model), model.fit(dataset, verbose=0).history))
+    (weights, logs), (expected, expected_logs) = runs
+    assert_same_weights(weights, expected, atol=1e-6)
+    for name, values in expected_logs.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-5)
+
+
 def test_parts_of_a_batch_have_equal_shapes():
     inputs, targets, weights = testing.padded_batch(PAIRS[:7])
     rows = []

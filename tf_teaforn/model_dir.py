@@ -58,7 +58,7 @@ def write_config(model_dir, config: RunConfig, command: list[str]):
     write_whole(model_dir / CONFIG, config.to_json())
     log = model_dir / COMMAND
     earlier = log.read_text() if log.exists() else ""
-    log.write_text(f"{earlier}{shlex.join(command)}\n")
+    write_whole(log, f"{earlier}{shlex.join(command)}\n")
 
 
 def read_config(model_dir) -> RunConfig:
@@ -89,8 +89,8 @@ def write_architecture(model_dir, seq2seq: Seq2Seq):
 def write_examples(model_dir, sources, targets):
     """Writes a few pairs of texts, which an export warms a server up with, to `examples.json`."""
     content = {"sources": sources[:8], "targets": targets[:8]}
-    path = epath.Path(model_dir) / EXAMPLES
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    write_whole(epath.Path(model_dir) / EXAMPLES, text)
 
 
 def read_examples(model_dir):

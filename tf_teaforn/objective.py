@@ -196,8 +196,7 @@ def chunked(x, num_chunks):
     Chunk k has every K-th row: some of all sentences, and so, where these are spread over several
     devices, an equal share of each device's.
     """
-    rest = tuple(x.shape[1:])
-    rows = ops.shape(x)[0]
+    rows, *rest = ops.shape(x)
     # A row of zeros a chunk where there is no other: loops read the first of what they carry.
     missing = larger(-rows % num_chunks, num_chunks - rows)
     # Known not to be zero, or not known when the program is made.

@@ -4,7 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
-# Keras' generators start at random seeds below 10^9, which multiples of this keep apart.
+# Keras takes seeds modulo 2^31 - 2. That and this have no common factor, so that the replicas of a
+# generator never share a seed.
 _APART = 0x9E3779B1
 
 
