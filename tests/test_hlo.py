@@ -55,6 +55,20 @@ def test_loops_of_tensorflow():
     assert matmul_flops(text) == 4 * 2 * 6**3
 
 
+def test_gradients_of_loops_of_tensorflow():
+    """The loop back has as many turns as the first one counted."""
+
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            turn = (lambda i, _: i < 5, lambda i, x: (i + 1, tf.sin(x @ x)))
+            _, y = tf.while_loop(*turn, (tf.constant(0), x), maximum_iterations=5)
+        return tape.gradient(y, x)
+
+    text = tensorflow_text(function, tf.TensorSpec([6, 6]))
+    assert matmul_flops(text) == (5 + 2 * 5) * 2 * 6**3
+
+
 def test_a_loop_without_end_is_no_number():
     def function(x):
         return jax.lax.while_loop(lambda x: x.sum() < 1.0, lambda x: x @ x, x)

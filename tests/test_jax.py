@@ -225,19 +225,46 @@ def check_scores(seq2seq):
 
 def check_split(strategy):
     """Heads, feed-forward units and subwords, or else their width, are split."""
-    with strategy.scope():
-        model = testing.tiny_model()
-    axes = {
-        "/".join(weight.path.split("/")[-2:]): tuple(
-            strategy.distribution.get_variable_layout(weight).axes
-        )
-        for weight in model.weights
-    }
+    from tf_teaforn.models.hub import build_bart, build_t5
+
+    def axes_of(build, *arguments, **settings):
+        with strategy.scope():
+            model = build(*arguments, **settings)
+            model(batch_of("1")[0])
+        return {
+            "/".join(weight.path.split("/")[-2:]): tuple(
+                strategy.distribution.get_variable_layout(weight).axes
+            )
+            for weight in model.weights
+        }
+
+    axes = axes_of(testing.tiny_model)
     assert axes["query/kernel"] == axes["inner/kernel"] == (None, "model")
     assert axes["output/kernel"] == axes["outer/kernel"] == ("model", None)
     assert axes["inner/bias"] == ("model",) and axes["outer/bias"] == (None,)
     # 17 subwords.
     assert axes["embedding/embeddings"] == (None, "model")
+    sizes = {
+        "num_layers": 1,
+        "hidden_dim": 8,
+        "intermediate_dim": 16,
+        "num_heads": 2,
+        "dropout": 0.0,
+    }
+    axes = axes_of(build_bart, 18, *[{**sizes, "max_positions": 16}] * 2)
+    assert axes["query/kernel"] == (None, "model", None)
+    assert axes["attention_output/kernel"] == ("model", None, None)
+    assert axes["feedforward_intermediate_dense/kernel"] == (None, "model")
+    assert axes["feedforward_intermediate_dense/bias"] == ("model",)
+    assert axes["feedforward_output_dense/kernel"] == ("model", None)
+    for vocabulary_size, axis in ((17, 0), (18, 1)):
+        axes = axes_of(
+            build_t5, vocabulary_size, *[{**sizes, "head_dim": 4, "gated": True}] * 2, tied=False
+        )
+        for name in ("query", "key", "value", "input", "gate"):
+            assert axes[f"{name}_projector/kernel"] == (None, "model")
+        assert axes["output_projector/kernel"] == ("model", None)
+        assert axes["embedding/reverse_embeddings"][axis] == "model"
 
 
 def compilations(steps):

@@ -53,7 +53,7 @@ def test_other_data_are_refused(data, tmp_path, train, capsys):
         f"--model_dir={model_dir}: the examples of split validation are not those of its "
         "checkpoints: the files, the task's code or a package that prepares them, such as "
         "sentencex, has changed since. Restore it, or start another run with "
-        f"--init_from={model_dir}@latest and another --model_dir."
+        f"--init_from={model_dir}@latest, without --model, and another --model_dir."
     ) in capsys.readouterr().err
     assert (model_dir / "examples.json").read_bytes() == examples
     with (data / "train.tsv").open("a") as file:

@@ -208,10 +208,29 @@ def _scalar(module, computation, name):
     if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.operands[0]):
         return "constant", int(instruction.operands[0])
     if instruction.opcode == "get-tuple-element":
-        _, whole = _source(module, computation, instruction.operands[0])
+        inside, whole = _source(module, computation, instruction.operands[0])
         if whole.opcode == "parameter":
             return "element", int(instruction.attribute("index"))
+        if whole.opcode == "while":
+            return _after_loop(module, inside, whole, int(instruction.attribute("index")))
     return None
+
+
+def _after_loop(module, computation, loop, place):
+    """What a number in the state of a `while` is after its last turn, as `_scalar` has it."""
+    inside, start = _source(module, computation, loop.operands[0])
+    body = module[loop.attribute("body")]
+    result = body.instructions[body.root]
+    if start.opcode != "tuple" or result.opcode != "tuple":
+        return None
+    first = _scalar(module, inside, start.operands[place])
+    counter = ("element", place)
+    if _scalar(module, body, result.operands[place]) == counter:
+        return first
+    step = _step(module, body, result.operands[place], counter)
+    if step is None or first is None or first[0] != "constant":
+        return None
+    return "constant", first[1] + step * _turns(module, computation, loop)
 
 
 def _bounds(module, computation, name):

@@ -303,7 +303,8 @@ class Run:
                 f"--model_dir={self.model_dir}: the examples of split {' and '.join(changed)} are "
                 "not those of its checkpoints: the files, the task's code or a package that "
                 "prepares them, such as sentencex, has changed since. Restore it, or start another "
-                f"run with --init_from={self.model_dir}@latest and another --model_dir."
+                f"run with --init_from={self.model_dir}@latest, without --model, and another "
+                "--model_dir."
             )
 
     def _training_variables(self):

@@ -453,6 +453,8 @@ def test_digests_are_of_the_content(tmp_path):
     expected = {"train_files": hashlib.sha256(b"one\ntwo\n").hexdigest()}
     assert file_digests(flags) == expected
     assert file_digests({"train_files": f"{tmp_path}/a.gz,{tmp_path}/b.gz"}) == expected
+    # What is not on this machine is not read.
+    assert file_digests({"train_files": f"{tmp_path}/a.gz,gs://bucket/b.gz"}) == {}
 
 
 def test_another_model_or_scale_has_a_folder_of_its_own(finished, options, task, tmp_path):
@@ -878,6 +880,12 @@ def test_small_scale_keeps_the_shape():
     # All of the vocabulary that there is.
     assert runs[3].settings["top_k"] == 1500 and runs[7].settings["top_k"] == 2000
     assert small.beam_sizes == experiment.beam_sizes and small.seeds == experiment.seeds
+    # A pretrained model brings a vocabulary of its own.
+    pretrained = dataclasses.replace(options, settings={"init_from": "bart-base"})
+    with pytest.raises(UserError, match="top_kV needs the number .* of --init_from=bart-base. Add"):
+        plan(small, pretrained, get_task, {})
+    sized = dataclasses.replace(options, settings={"init_from": "bart-base", "vocab_size": 50265})
+    assert plan(small, sized, get_task, {})[3].settings["top_k"] == 50265
     files = dataclasses.replace(options, task_options={"train_files": "a"}, tasks=["wmt14_enfr"])
     run = plan(small, files, get_task, {})[0]
     assert run.task == "text"

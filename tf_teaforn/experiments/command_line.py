@@ -10,6 +10,8 @@ from typing import Any
 
 from etils import epath
 
+from tf_teaforn.paths import is_remote
+
 FILES = ("train_files", "valid_files", "test_files")
 
 
@@ -49,7 +51,7 @@ def file_digests(task_options: Mapping[str, str]) -> dict[str, str]:
     digests = {}
     for name, value in task_options.items():
         paths = [epath.Path(part) for part in value.split(",")]
-        if name in FILES and all(path.is_file() for path in paths):
+        if name in FILES and not is_remote(value) and all(path.is_file() for path in paths):
             digest = hashlib.sha256()
             for path in paths:
                 unpacked = gzip.open if path.suffix == ".gz" else open

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.experiments.catalog import SMALL_TASKS, SMALL_TEXT, Arm, Experiment
+from tf_teaforn.experiments.catalog import ALL, SMALL_TASKS, SMALL_TEXT, Arm, Experiment
 from tf_teaforn.task import Task
 
 
@@ -119,6 +119,10 @@ def plan(
         options: `Options`.
         get_task: task's name -> `Task`.
         vocab_size: task's name -> number of subwords, where it is known already.
+
+    Raises:
+        UserError: see `chosen_tasks` and `chosen_arms`; k is the number of subwords of a pretrained
+            model, which nothing says.
     """
     seeds = tuple(options.seeds) or tuple(range(1, experiment.seeds + 1))
     runs = []
@@ -134,6 +138,11 @@ def plan(
             defaults = {**get_task(task).defaults, **common}
             size = vocab_size.get(task) or defaults["vocab_size"]
             for arm in chosen_arms(experiment, options):
+                if arm.top_k == ALL and "init_from" in common and "vocab_size" not in common:
+                    raise UserError(
+                        f"--experiment={experiment.name}: {arm.name} needs the number of subwords "
+                        f"of --init_from={common['init_from']}. Add --vocab_size."
+                    )
                 settings = {**common, **arm.settings(steps, size), "seed": seed}
                 # A model of KerasHub's may be named by its address or folder.
                 model = re.sub("[/:]+", "_", common["model"])

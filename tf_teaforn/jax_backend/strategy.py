@@ -114,6 +114,19 @@ _SPLIT_AXES = {
     "inner/bias": 0,
     "outer/kernel": 0,
     "embedding/embeddings": 0,
+    # BART of KerasHub, besides.
+    "attention_output/kernel": 0,
+    "feedforward_intermediate_dense/kernel": 1,
+    "feedforward_intermediate_dense/bias": 0,
+    "feedforward_output_dense/kernel": 0,
+    # T5 of KerasHub, besides; its last layers of attention and feed-forward have one name.
+    "query_projector/kernel": 1,
+    "key_projector/kernel": 1,
+    "value_projector/kernel": 1,
+    "input_projector/kernel": 1,
+    "gate_projector/kernel": 1,
+    "output_projector/kernel": 0,
+    "embedding/reverse_embeddings": 1,
 }
 
 
@@ -130,7 +143,7 @@ class _ModelParallel(keras.distribution.ModelParallel):
         if axis is not None and parts > 1:
             # A vocabulary of any size: its vectors can be split instead.
             if variable.path.endswith("embeddings") and variable.shape[axis] % parts:
-                axis = 1
+                axis = 1 - axis
             if variable.shape[axis] % parts:
                 raise UserError(
                     f"--mesh=…,model:{parts} does not divide {variable.path}, which has the shape "

@@ -213,7 +213,7 @@ class _Bart(_HubStack):
             raise UserError(
                 f"{length} tokens at positions from {start_position} on exceed the "
                 f"{self.max_positions} positions of the model: lower --max_source_length, "
-                "--max_target_length or --n."
+                "--max_target_length, --n or, of an export, --static_length."
             )
 
 
