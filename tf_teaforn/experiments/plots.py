@@ -168,7 +168,7 @@ def _loss_curves(grid, task):
     figure.supylabel("loss / stage-0 token", fontsize=9)
     alone = all(len(grid.of(task, arm)) == 1 for arm in curves)
     what = "one seed" if alone else "mean over seeds"
-    figure.suptitle(f"{task_title(grid, task)}: loss by stage, {what}", fontsize=10.5)
+    figure.suptitle(f"{task_title(grid, task)}\nloss by stage, {what}", fontsize=10.5)
     return figure
 
 
