@@ -516,7 +516,8 @@ def test_parts_of_batches_of_any_shape(settings):
     for micro_batch_tokens in (10, None):
         model = teaforn(n=2, micro_batch_tokens=micro_batch_tokens, **settings)
         model.compile(optimizer=keras.optimizers.SGD(0.1))
-        runs.append((values_of(model), model.fit(dataset, verbose=0).history))
+        logs = model.fit(dataset, verbose=0).history
+        runs.append((values_of(model), logs))
     (weights, logs), (expected, expected_logs) = runs
     assert_same_weights(weights, expected, atol=1e-6)
     for name, values in expected_logs.items():

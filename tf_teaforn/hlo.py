@@ -169,9 +169,9 @@ def _turns(module, computation, loop):
     annotated = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
     if annotated:
         return int(annotated[1])
-    condition, body = (module[loop.attribute(part)] for part in ("condition", "body"))
+    condition = module[loop.attribute("condition")]
     turns = [
-        _turns_of_bound(module, computation, loop, body, *bound)
+        _turns_of_bound(module, computation, loop, *bound)
         for bound in _bounds(module, condition, condition.root)
     ]
     known = [count for count in turns if count is not None]
@@ -218,19 +218,28 @@ def _scalar(module, computation, name):
 
 def _after_loop(module, computation, loop, place):
     """What a number in the state of a `while` is after its last turn, as `_scalar` has it."""
+    first, step = _carried(module, computation, loop, place)
+    if step == 0:
+        return first
+    if step is None or first is None or first[0] != "constant":
+        return None
+    return "constant", first[1] + step * _turns(module, computation, loop)
+
+
+def _carried(module, computation, loop, place):
+    """What a number in the state of a `while` is before it, and what each turn adds to it.
+
+    The first as `_scalar` has it; None for what is not known.
+    """
     inside, start = _source(module, computation, loop.operands[0])
     body = module[loop.attribute("body")]
     result = body.instructions[body.root]
     if start.opcode != "tuple" or result.opcode != "tuple":
-        return None
-    first = _scalar(module, inside, start.operands[place])
-    counter = ("element", place)
-    if _scalar(module, body, result.operands[place]) == counter:
-        return first
-    step = _step(module, body, result.operands[place], counter)
-    if step is None or first is None or first[0] != "constant":
-        return None
-    return "constant", first[1] + step * _turns(module, computation, loop)
+        return None, None
+    number, after = ("element", place), result.operands[place]
+    unchanged = _scalar(module, body, after) == number
+    step = 0 if unchanged else _step(module, body, after, number)
+    return _scalar(module, inside, start.operands[place]), step
 
 
 def _bounds(module, computation, name):
@@ -245,17 +254,15 @@ def _bounds(module, computation, name):
     return []
 
 
-def _turns_of_bound(module, computation, loop, body, counter, bound):
-    _, start = _source(module, computation, loop.operands[0])
-    result = body.instructions[body.root]
-    if counter[0] != "element" or start.opcode != "tuple" or result.opcode != "tuple":
+def _turns_of_bound(module, computation, loop, counter, bound):
+    if counter[0] != "element":
         return None
-    first = _scalar(module, computation, start.operands[counter[1]])
+    first, step = _carried(module, computation, loop, counter[1])
     if bound[0] == "element":
-        unchanged = _scalar(module, body, result.operands[bound[1]]) == bound
-        bound = _scalar(module, computation, start.operands[bound[1]]) if unchanged else None
-    step = _step(module, body, result.operands[counter[1]], counter)
-    if None in (first, bound, step) or (first[0], bound[0]) != ("constant", "constant"):
+        bound, change = _carried(module, computation, loop, bound[1])
+        if change != 0:
+            return None
+    if not step or None in (first, bound) or (first[0], bound[0]) != ("constant", "constant"):
         return None
     return max(math.ceil((bound[1] - first[1]) / step), 0)
 
