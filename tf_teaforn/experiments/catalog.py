@@ -419,12 +419,12 @@ _EXPERIMENTS = (
     ),
     Experiment(
         name="multi30k_converged",
-        title="Multi30k, test 2016, about as many updates and tokens as published models",
+        title="Multi30k, test 2016, close to convergence",
         description="Is teacher forcing as good as it is reported, and what is left of the gain?",
         **{
             **_MULTI30K_GRID,
-            # About 26 million target tokens. Wu et al. 2021, "Good for Misconceived Reasons", have
-            # no more than 8,000 updates of 4,096 tokens.
+            # About 26 million target tokens. Wu et al. 2021 have at most 8,000 updates of 4,096
+            # tokens on each of two GPUs (github.com/LividWo/Revisit-MMT, README-baseline.md).
             "settings": {
                 **_MULTI30K_GRID["settings"],
                 "batch_tokens": 2048,
