@@ -448,6 +448,7 @@ class TestEvaluate:
             (["--checkpoint=newest"], "--checkpoint=newest is not best, latest, .*"),
             (["--checkpoint=average:9"], ".* does not have 9 checkpoints; steps saved: .*"),
             (["--beam_size=1,x"], "--beam_size=1,x: write whole numbers, e.g. 1,4."),
+            (["--beam_size=4,1,4"], "--beam_size=4,1,4: write each number once."),
             (["--beam_size=0"], "--beam_size=0: write 1 or more."),
             (["--metrics=meteor"], "there is no metric 'meteor'; choose from bleu, .*"),
             (["--test_set=wmt14"], "--test_set=wmt14: the task does not say which .*"),

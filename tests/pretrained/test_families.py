@@ -599,7 +599,7 @@ def test_bin_train_starts_from_a_preset(t5_preset, folders, corpus, call_command
         f"--model_dir={tmp_path / 'model'}",
     )
     assert call_command(*command, "--init_from=elsewhere") == 2
-    assert "names the weights too: leave out it or --init_from" in capsys.readouterr().err
+    assert "names the weights too: leave out --init_from, or --model." in capsys.readouterr().err
     bart = f"keras_nlp:{folders['bart']}"
     refused = [flag for flag in command if not flag.startswith("--model=")]
     assert call_command(*refused, f"--model={bart}", "--max_target_length=64") == 2

@@ -54,7 +54,9 @@ def given_settings(values, but=()):
     model = given.get("model", "")
     if model.startswith("keras_nlp:"):
         if "init_from" in given:
-            raise UserError(f"--model={model} names the weights too: leave out it or --init_from.")
+            raise UserError(
+                f"--model={model} names the weights too: leave out --init_from, or --model."
+            )
         given["init_from"] = model
     elif "init_from" in given and not given["init_from"].startswith("keras_nlp:"):
         given["init_from"] = absolute(given["init_from"])

@@ -87,16 +87,19 @@ def evaluate(values):
 
 
 def whole_numbers(values, name):
-    """The list flag `name` as a list of int."""
+    """The list flag `name` as a list of int, none of them twice."""
     given = values[name].value or []
     if not values[name].present:
         return given
     try:
         if not given:
             raise ValueError
-        return [int(number) for number in given]
+        numbers = [int(number) for number in given]
     except ValueError as error:
         raise UserError(f"--{name}={','.join(given)}: write whole numbers, e.g. 1,4.") from error
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"--{name}={','.join(given)}: write each number once.")
+    return numbers
 
 
 def _details(result, name):
