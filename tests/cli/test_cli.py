@@ -548,6 +548,11 @@ class TestSweepAndReport:
             ("sweep", ["--experiment=base", "--n=2"], r"Unknown flag --n\. --help lists all\."),
             ("sweep", ["--scale=medium"], r"--scale=medium: write one of paper, small\."),
             ("sweep", ['--seeds="1'], r"--seeds=\"1: write values with commas between them\."),
+            (
+                "sweep",
+                ["--experiment=base", "--seeds=1,1"],
+                r"--seeds=1,1: write each number once\.",
+            ),
             ("sweep", ["--experiment=base", "--seeds=a"], r"--seeds=a: write whole numbers.*"),
             ("sweep", ["--experiment=base", "--parallel=0"], r"--parallel=0: write 1 or more\."),
             ("report", ["--output_dir=x"], r"--results is missing\. Files that bin/sweep wrote.*"),

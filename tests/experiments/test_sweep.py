@@ -905,7 +905,6 @@ def test_refusals(tmp_path):
     vocabulary.write_text("no")
     refuse("base", "no.model is not a SentencePiece model", vocabulary=str(vocabulary))
     refuse("base", "--arms=n3: .* has n1, n2-discount0.5-unshared, n2-discount0.5", arms=["n3"])
-    refuse("base", "--seeds=1,2,1: write every seed once", seeds=[1, 2, 1])
     refuse("summarization", "--init_from is missing: .* pretrained pegasus_large")
     refuse("base", "--train_steps=0: write 1", scale="small", settings={"train_steps": 0})
     for text, match in (

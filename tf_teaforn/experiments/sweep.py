@@ -88,9 +88,6 @@ class Sweep:
                 f"--init_from is missing: the experiment {experiment.name} starts from a "
                 f"pretrained {experiment.model}. Name its folder, or add --scale=small."
             )
-        if len({*options.seeds}) < len(options.seeds):
-            listed = ",".join(map(str, options.seeds))
-            raise UserError(f"--seeds={listed}: write every seed once.")
         self.runs = self.plan()
         self._check_averages()
         self.records = Records(self.output_dir / "results.json")
