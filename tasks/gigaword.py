@@ -17,7 +17,8 @@ not depend on it: rouge-score keeps letters and digits only, in lower case, so t
 `UNK` are both its word `unk`, and `#` is dropped from both sides.
 
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
-256 examples. The length penalty is the published PEGASUS model's.
+256 examples. The length penalty is the published PEGASUS model's. Of the 189,651 validation
+examples training scores the first 1,000, as PEGASUS does; `--eval_examples` takes another number.
 """
 
 from tf_teaforn.data.sources import TfdsSource
@@ -45,6 +46,7 @@ register_task(
             "shared": True,
             "train_steps": 160_000,
             "eval_every": 1_000,
+            "eval_examples": 1_000,
             "batch_tokens": 256 * 128,
             "vocab_size": 32_000,
             "max_source_length": 128,

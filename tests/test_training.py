@@ -133,6 +133,24 @@ def test_a_script_that_rouge_does_not_see_is_told(nano, tmp_path, caplog):
     assert "Warning: 1 of 1 references have none of the " in caplog.text
 
 
+def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, monkeypatch):
+    scored = []
+
+    def score(translator, task, sources, references):
+        scored.append(list(zip(sources, references, strict=True)))
+        return metrics.MetricResult({"bleu": 1.0}, {}), []
+
+    monkeypatch.setattr(training, "evaluate_translator", score)
+    flags = ("--train_steps=1", "--eval_every=1", "--learning_rate=1e-3")
+    assert nano(tmp_path, *flags, "--eval_examples=5") == 0
+    lines = (corpus / "valid.tsv").read_text().splitlines()[:5]
+    assert scored == [[tuple(line.split("\t")) for line in lines]]
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    encode = model_dirs.read_tokenizer(tmp_path).encode
+    targets = encode([line.partition("\t")[2] for line in lines], 24)
+    assert last["kind"] == "validation" and last["tokens"] == np.count_nonzero(targets)
+
+
 def test_an_interrupted_checkpoint_that_a_kill_has_left_goes_with_the_next_save(nano, tmp_path):
     assert nano(tmp_path, "--train_steps=2", "--checkpoint_every=1") == 0
     weights, optimizer, state = checkpoint.load_training(tmp_path)

@@ -59,9 +59,10 @@ class Request:
     command: Sequence[str] = ()
 
 
-def read_examples(source, split):
-    """(sources, references) of a split as two lists of str."""
-    pairs = [(s.decode(), t.decode()) for s, t in source.dataset(split).as_numpy_iterator()]
+def read_examples(source, split, count=None):
+    """(sources, references) of a split, or of its first `count` examples, as two lists of str."""
+    examples = source.dataset(split).take(-1 if count is None else count)
+    pairs = [(s.decode(), t.decode()) for s, t in examples.as_numpy_iterator()]
     if not pairs:
         raise UserError(f"The split {split} has no examples.")
     return tuple(map(list, zip(*pairs, strict=True)))

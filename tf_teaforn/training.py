@@ -376,7 +376,9 @@ class Run:
             self.workers.wait()
         self.state["data"] = {"train": train_cache.digest, "validation": valid_cache.digest}
         self.restore()
-        examples = read_examples(self.task.source, "validation")
+        count = self.config.training.eval_examples
+        examples = read_examples(self.task.source, "validation", count)
+        valid_cache = valid_cache.first(count)
         if self.workers.chief:
             model_dirs.write_examples(self.model_dir, *examples)
             if warning := script_warning(self.task.metrics, examples[1]):

@@ -140,6 +140,7 @@ def test_sweep(call_command, capsys, monkeypatch, tmp_path, failed):
     assert call_command("sweep", *flags, f"--output_dir={tmp_path}") == (2 if failed else 0)
     printed = capsys.readouterr()
     results = f"{tmp_path}/results.json"
-    assert printed.out == f"Wrote {results}. Next: bin/report --results={results}\n"
+    report = f"bin/report --results={results} --output_dir={tmp_path}/report"
+    assert printed.out == f"Wrote {results}. Next: {report}\n"
     expected = f"sweep: 1 of 3 runs failed: {failed[0]}. The reasons are in " if failed else ""
     assert printed.err.startswith(expected) and bool(printed.err) == bool(failed)

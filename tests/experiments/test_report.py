@@ -97,6 +97,12 @@ def report(tmp_path_factory):
     return folder / "report", section
 
 
+def csv_rows(folder):
+    """Rows of numbers.csv."""
+    with (folder / "numbers.csv").open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def rows_of(text, title):
     """Cells of the Markdown table under a title."""
     table = re.search(rf"### {re.escape(title)}[^\n]*\n\n(.*?)\n\n", text, re.DOTALL)[1]
@@ -164,6 +170,17 @@ def test_cost_of_its_own_experiment(tmp_path):
         ["3", "2 (0.33x)", "3 (3.00x)", "0.986 (0.50x)"],
     ]
     assert "3 of 3 runs are done" in text and "Against" not in text
+    (row,) = (
+        row
+        for row in csv_rows(tmp_path)
+        if (row["arm"], row["metric"]) == ("n3-discount0.5", "steps_per_second")
+    )
+    assert (row["table"], row["role"], row["beam_size"]) == ("Cost of N", "training", "")
+    assert (float(row["mean"]), float(row["paper_mean"])) == (2.0, 0.986)
+    assert (
+        row["commands"]
+        == "bin/train --model_dir=runs/demo_enfr-transformer_tiny-n3-discount0.5-seed1"
+    )
 
 
 def test_cost_is_compared_with_teacher_forcing_or_nothing(tmp_path):
@@ -198,6 +215,47 @@ def test_equal_compute(tmp_path):
         [name, "beam (best k: 4)", "22.00† [4] (29.30 ± .20)", "22.50† [5] (29.20 ± .16)"]
         + ["23.50† [6]"],
     ]
+    # The appendix has another standard error than Table 4.
+    theirs = {
+        (row["table"].partition(":")[0], row["arm"], row["beam_size"]): (
+            row["paper_mean"],
+            row["paper_standard_error"],
+        )
+        for row in csv_rows(tmp_path)
+        if row["metric"] == "bleu"
+    }
+    assert theirs["Equal compute", "n1", "1"] == ("28.1", "0.12")
+    assert theirs["BLEU by beam width", "n1", "1"] == ("28.1", "0.08")
+    assert theirs["Equal compute", "n1-steps1.5x", "4"] == ("29.2", "0.16")
+
+
+def test_summaries(tmp_path):
+    experiment = get_experiment("summarization").scaled_down()
+    assert experiment.metrics == ("rouge", "bleu")
+    runs = [run(arm, 1, {1: 30.0 + arm.n, 8: 31.0 + arm.n}) for arm in experiment.arms]
+    for one in runs:
+        for evaluation in next(iter(one.values()))["evaluations"]:
+            rouge = {"rouge1": 43.0, "rouge2": 20.5, "rougeL": 33.0, "rougeLsum": 40.5}
+            evaluation["metrics"] |= rouge
+            evaluation["signature"] |= dict.fromkeys(rouge, "rouge's")
+            evaluation["checkpoint_flag"] = "best"
+    path = tmp_path / "results.json"
+    tasks = {"cnn_dailymail": "demo_ende"}
+    results_file(path, "summarization", runs, (1, 8), seeds=[1], tasks=tasks)
+    content = json.loads(path.read_text())
+    content["experiments"]["summarization"]["checkpoints"] = ["best"]
+    path.write_text(json.dumps(content))
+    write_report([str(path)], str(tmp_path))
+    header, _, *rows = rows_of((tmp_path / "report.md").read_text(), "Summaries")
+    name = "CNN/DailyMail (demo_ende stands for it)"
+    assert header[1:] == [f"{name}: ROUGE-{kind}" for kind in ("1", "2", "Lsum")]
+    by_name = {row[0].strip(): [cell.partition(" [")[0] for cell in row[1:]] for row in rows}
+    ours = ["43.00†", "20.50†", "40.50†"]
+    assert by_name["Teacher forcing, greedy"] == ours
+    assert by_name["TeaFor3 (λ = .5), beam 8"] == ours
+    assert by_name["BART (Lewis et al. 2019) (paper)"] == ["44.16", "21.28", "40.90"]
+    (row,) = (row for row in rows if row[0].strip() == "TeaFor3 (λ = .5), greedy")
+    assert [re.search(r"\((.*)\)$", cell)[1] for cell in row[1:]] == ["43.90", "20.36", "41.20"]
 
 
 def test_experiments_that_share_a_run_both_show_it(tmp_path):
@@ -256,10 +314,7 @@ def test_every_number_says_where_it_comes_from(report):
     ]
     used = set(re.findall(r"\[(\d+)\]", text))
     assert used == set(sources)
-    rows = {
-        (row["arm"], row["beam_size"], row["metric"]): row
-        for row in csv.DictReader((folder / "numbers.csv").open(newline=""))
-    }
+    rows = {(row["arm"], row["beam_size"], row["metric"]): row for row in csv_rows(folder)}
     row = rows["n2-discount0.5", "1", "bleu"]
     assert float(row["mean"]) == pytest.approx(31.0)
     assert float(row["standard_error"]) == pytest.approx(0.3)

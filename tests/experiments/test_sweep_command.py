@@ -31,7 +31,8 @@ def test_from_a_grid_to_its_report(corpus, small_model, run_command, tmp_path):
     done = run_command("sweep", *flags)
     path = tmp_path / "results.json"
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().endswith(f"Next: bin/report --results={path}\n")
+    expected = f"Next: bin/report --results={path} --output_dir={tmp_path}/report\n"
+    assert done.stdout.decode().endswith(expected)
     for number in range(1, 5):
         assert f"[{number}/4] " in done.stderr.decode()
 

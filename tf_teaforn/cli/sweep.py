@@ -108,7 +108,8 @@ def sweep(values):
     with _terminable():
         failed = grid.run()
     path = grid.records.path
-    print(f"Wrote {path}. Next: bin/report --results={path}")
+    report_dir = path.with_name("report")
+    print(f"Wrote {path}. Next: bin/report --results={path} --output_dir={report_dir}")
     if failed:
         raise UserError(
             f"{len(failed)} of {len(grid.runs)} runs failed: {', '.join(failed)}. The reasons are "

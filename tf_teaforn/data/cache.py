@@ -49,6 +49,10 @@ class TokenRows:
         """Row `index`, int32 [length]."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int32)
 
+    def first(self, count: int | None) -> "TokenRows":
+        """The first `count` rows, or all."""
+        return self if count is None else TokenRows(self.ids, self.offsets[: count + 1])
+
     def gather(self, indices: np.ndarray, length: int) -> np.ndarray:
         """The rows `indices`, none longer than `length`, as int32 [len(indices), length]."""
         within = np.arange(length) < self.lengths[indices, None]
@@ -80,6 +84,11 @@ class TokenCache:
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    def first(self, count: int | None) -> "TokenCache":
+        """The first `count` examples, or all; the digest stays that of all."""
+        sources, targets = self.sources.first(count), self.targets.first(count)
+        return dataclasses.replace(self, sources=sources, targets=targets)
 
     @property
     def source_lengths(self) -> np.ndarray:

@@ -354,17 +354,22 @@ def _csv(found):
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(
-        ["experiment", "title", "task", "trained_on", "arm", "role", "checkpoint", "beam_size"]
-        + ["metric", "mean", "standard_error", "seeds", "seeds_planned", "values"]
+        ["experiment", "title", "table", "task", "trained_on", "arm", "role", "checkpoint"]
+        + ["beam_size", "metric", "mean", "standard_error", "seeds", "seeds_planned", "values"]
         + ["paper_mean", "paper_standard_error", "runs", "commands", "signature", "references"]
     )
     for section in found:
-        for number in section.grid.numbers.values():
+        # By the first table that shows it; the paper's may be another in another table.
+        shown = {}
+        for table in section.tables:
+            for number in (*numbers_of([table]), *table.measured):
+                shown.setdefault((number.place, number.reported), (table.title, number))
+        for title, number in shown.values():
             task, arm, role, spec, k, metric = number.place
             theirs = number.reported or Score("")
             writer.writerow(
-                [section.grid.experiment.name, section.title, task]
-                + [section.grid.about["tasks"][task], arm, role, spec, k, metric]
+                [section.grid.experiment.name, section.title, title, task]
+                + [section.grid.about["tasks"][task], arm, role, spec, k or "", metric]
                 + [f"{number.mean:.6f}", _optional(number.error), len(number.values)]
                 + [number.planned, " ".join(f"{value:.6f}" for value in number.values)]
                 + [theirs.mean, "" if theirs.error is None else theirs.error]

@@ -77,6 +77,7 @@ class Table:
         title, header, rows: what is shown.
         note: how to read it.
         sources: where what is no `Number` comes from, with `...` around names.
+        measured: `Number`s behind cells that are text.
     """
 
     title: str
@@ -84,6 +85,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
     sources: str = ""
+    measured: tuple[Number, ...] = ()
 
 
 def runs_in_short(names: Iterable[str]) -> str:
@@ -123,7 +125,6 @@ class Grid:
             and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
         }
         self.tasks = tuple(tasks)
-        self.numbers: dict[tuple, Number] = {}
 
     def of(self, task: str, arm: Arm) -> dict[str, Mapping[str, Any]]:
         """{name: run} of the seeds of an arm."""
@@ -147,7 +148,7 @@ class Grid:
             return None
         where = (task, arm.name, role, spec, k, metric)
         values = tuple(e["metrics"][metric] for e in found.values())
-        self.numbers[where] = Number(
+        return Number(
             *mean_and_error(values),
             values=values,
             planned=self.planned,
@@ -158,7 +159,6 @@ class Grid:
             reported=self.reported(task, arm, k, metric, role, spec),
             place=where,
         )
-        return self.numbers[where]
 
     def reported(self, task, arm, k, metric, role="test", spec=None) -> Score | None:
         """The paper's number; at small scale ROUGE and BLEU stand for each other nowhere."""
@@ -290,6 +290,11 @@ def _chosen(grid: Grid) -> list[Table]:
             theirs = "-" if discount is None else short(discount)
             row += [number, f"{ours} (paper {theirs})"]
         rows.append(tuple(row))
+    for peer, scores in paper.TRANSLATION_PEERS.items():
+        row = [f"{peer} (paper)"]
+        for task in grid.tasks:
+            row += [_as_printed(scores.get(task), 1), "-"]
+        rows.append(tuple(row))
     header = [""]
     for task in grid.tasks:
         header += [task_title(grid, task), "λ"]
@@ -323,6 +328,36 @@ def _compute(grid: Grid) -> list[Table]:
             rows.append((task_title(grid, task), label, *cells))
     header = ("", "", "1x steps", "1.5x steps", "TeaFor2, 1x steps")
     return [Table("Equal compute", header, tuple(rows))]
+
+
+def _summaries(grid: Grid) -> list[Table]:
+    """Table 5: ROUGE of all tasks, a row an arm and beam width."""
+    columns = [
+        (task, metric)
+        for task in grid.tasks
+        for metric in dict.fromkeys(k[-1] for k in grid.experiment.reported if k[0] == task)
+    ]
+    rows = []
+    for arm in grid.experiment.arms:
+        for k in grid.experiment.beam_sizes:
+            numbers = [grid.number(task, arm, k, metric) for task, metric in columns]
+            if any(numbers):
+                name = "greedy" if k == 1 else f"beam {k}"
+                rows.append((f"{arm.label}, {name}", *numbers))
+    if rows:
+        for peer, scores in paper.SUMMARY_PEERS.items():
+            cells = [
+                _as_printed(value, 2)
+                for task in grid.tasks
+                for value in scores.get(task, (None, None, None))
+            ]
+            rows.append((f"{peer} (paper)", *cells))
+    header = [f"{task_title(grid, task)}: {METRIC_NAMES[metric]}" for task, metric in columns]
+    return [Table("Summaries", ("", *header), tuple(rows))]
+
+
+def _as_printed(value: float | None, decimals: int) -> str:
+    return "-" if value is None else f"{value:.{decimals}f}"
 
 
 def _other_metrics(grid: Grid) -> list[Table]:
@@ -429,6 +464,7 @@ def cost(grid: Grid) -> list[Table]:
     """Table 6: steps a second and memory by N, of shared decoders that read hidden states."""
     rows: list[tuple] = []
     measured_runs = []
+    numbers = []
     for task in grid.tasks:
         teacher: dict[str, float] = {}
         for arm in grid.experiment.arms:
@@ -441,11 +477,9 @@ def cost(grid: Grid) -> list[Table]:
             }
             if not (plain and runs) or any(row[:2] == (task, str(arm.n)) for row in rows):
                 continue
-            values = {}
-            for name in ("steps_per_second", "peak_device_bytes", "peak_host_bytes"):
-                measured = [run["speed"][name] for run in runs.values() if name in run["speed"]]
-                if measured:
-                    values[name] = mean_and_error(measured)[0]
+            measured = _speeds(grid, task, arm, runs)
+            numbers += measured
+            values = {number.place[-1]: number.mean for number in measured}
             if arm.n == 1:
                 teacher = values
             measured_runs.append(runs_in_short(runs))
@@ -471,7 +505,36 @@ def cost(grid: Grid) -> list[Table]:
         "Median over log windows, mean over runs; validation and checkpoints not counted. The "
         "paper's are PEGASUS large on TPUs. Runs that shared a machine slow each other down."
     )
-    return [Table("Cost of N", header, tuple(rows), note, f"Runs: {_code(measured_runs)}.")]
+    sources = f"Runs: {_code(measured_runs)}."
+    return [Table("Cost of N", header, tuple(rows), note, sources, tuple(numbers))]
+
+
+def _speeds(grid: Grid, task: str, arm: Arm, runs) -> list[Number]:
+    """What was measured while the runs of an arm were trained."""
+    steps, memory = paper.COST.get(arm.n, (None, None))
+    reported = {
+        "steps_per_second": steps and Score(steps),
+        "peak_device_bytes": memory and Score(memory * 1e9),
+    }
+    found = []
+    for name, _ in _COST:
+        measured = {run: runs[run]["speed"].get(name) for run in runs}
+        measured = {run: value for run, value in measured.items() if value is not None}
+        if measured:
+            found.append(
+                Number(
+                    *mean_and_error(tuple(measured.values())),
+                    values=tuple(measured.values()),
+                    planned=grid.planned,
+                    runs=tuple(measured),
+                    commands=tuple(runs[run]["command"] for run in measured),
+                    signatures=(),
+                    references=(),
+                    reported=reported.get(name),
+                    place=(task, arm.name, "training", "", 0, name),
+                )
+            )
+    return found
 
 
 _COST = (("steps_per_second", 1.0), ("peak_device_bytes", 1e-9), ("peak_host_bytes", 1e-9))
@@ -484,7 +547,13 @@ def _ratio(values, teacher, name, scale):
     return f"{values[name] * scale:.3g}{ratio}"
 
 
-_LAYOUTS = {"shared": _shared, "beams": _beams, "chosen": _chosen, "compute": _compute}
+_LAYOUTS = {
+    "shared": _shared,
+    "beams": _beams,
+    "chosen": _chosen,
+    "compute": _compute,
+    "summaries": _summaries,
+}
 
 
 def numbers_of(found: Sequence[Table]) -> list[Number]:
