@@ -309,6 +309,18 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
     compiled = signatures["static_token_ids"](inputs=tf.constant(ids))
     dynamic = signatures["token_ids"](inputs=tf.constant(ids))
     np.testing.assert_array_equal(compiled["outputs"], dynamic["outputs"])
+    # As TF Serving fills up shorter requests.
+    filled = np.where(ids == 0, ids[0, 0], ids)
+    for name, found in (("static_token_ids", compiled), ("token_ids", dynamic)):
+        answer = signatures[name](inputs=tf.constant(filled))
+        np.testing.assert_array_equal(answer["outputs"], found["outputs"])
+        np.testing.assert_allclose(answer["scores"], found["scores"], rtol=1e-4)
+    records = tf.data.TFRecordDataset(str(folder / "assets.extra" / "tf_serving_warmup_requests"))
+    requests = [prediction_log_pb2.PredictionLog.FromString(r.numpy()) for r in records]
+    request = requests[-1].predict_log.request
+    assert len(requests) == 3 and request.model_spec.signature_name == "static"
+    warm = tf.make_ndarray(request.inputs["inputs"])
+    assert signatures["static"](inputs=tf.constant(warm))["outputs"].shape == [3]
     ids[1, 2] = translator.tokenizer.vocabulary_size
     for name in ("token_ids", "static_token_ids"):
         with pytest.raises(tf.errors.InvalidArgumentError, match="inputs: an id is outside of the"):

@@ -237,9 +237,9 @@ def test_the_vocabulary_that_is_given_is_taken(nano, tmp_path):
     flags += ("--max_source_length=64", "--max_target_length=64")
     assert nano(tmp_path / "run", *flags, "--train_steps=1") == 0
     assert (tmp_path / "run" / "vocab.model").read_bytes() == given.read_bytes()
-    # So is the precision.
+    # The precision is that of training alone.
     seq2seq = tf_teaforn.load(tmp_path / "run").seq2seq
-    assert "bfloat16" in {layer.compute_dtype for layer in seq2seq._flatten_layers()}
+    assert {layer.compute_dtype for layer in seq2seq._flatten_layers()} == {"float32"}
 
 
 def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):

@@ -131,8 +131,17 @@ def build_seq2seq(config: RunConfig, vocabulary_size: int, model_dir) -> Seq2Seq
     )
 
 
-def load_seq2seq(model_dir, config: RunConfig, tokenizer: SubwordTokenizer, spec: str):
+def load_seq2seq(
+    model_dir,
+    config: RunConfig,
+    tokenizer: SubwordTokenizer,
+    spec: str,
+    precision: str = "float32",
+):
     """Builds Decoder-0's model and loads the checkpoint that `spec` names.
+
+    Unless told otherwise it computes in float32, whatever the run was trained with: logits of
+    bfloat16 have eight bits, which is too coarse to rank tokens and hypotheses by.
 
     Returns:
         (`Seq2Seq`, `checkpoint.Checkpoint`).
@@ -142,6 +151,7 @@ def load_seq2seq(model_dir, config: RunConfig, tokenizer: SubwordTokenizer, spec
     """
     found = checkpoint.resolve(model_dir, spec)
     weights, state = checkpoint.load_weights(model_dir, found)
+    config = config.replace({"precision": precision})
     seq2seq = build_seq2seq(config, tokenizer.vocabulary_size, model_dir)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
     if state.get("vocabulary", tokenizer.fingerprint) != tokenizer.fingerprint:

@@ -196,6 +196,8 @@ class Run:
             self._check_abilities(seq2seq)
             return seq2seq
         _logger.info("Starting from %s", model.init_from)
+        for note in pretrained.notes:
+            _logger.info(note)
         with usable(model.init_from):
             seq2seq = pretrained.build(dtype=model.precision, dropout=model.dropout)
         self._check_abilities(seq2seq)

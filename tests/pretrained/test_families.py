@@ -323,6 +323,57 @@ def test_settings_that_we_cannot_compute_are_refused(name, settings, message, ch
         open_folder(changed(name, settings)).build()
 
 
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_tokens_that_were_added_to_a_vocabulary_are_refused(name, changed):
+    folder = changed(name)
+    # Both names are of no text, wherever they are.
+    added = {"<extra_id_7>": 500, "<mask>": 501}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    open_folder(folder)
+    decoder = {"added_tokens_decoder": {"0": {"content": "<x>"}, "502": {"content": "<hl>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(decoder))
+    with pytest.raises(UserError, match="copy: the tokens <hl> were added to its vocabulary"):
+        open_folder(folder)
+
+
+def test_bart_s_vocabulary_spells_every_byte(changed):
+    folder = changed("bart")
+    ids = json.loads((folder / "vocab.json").read_text())
+    ids["ÿ and more"] = ids.pop("ÿ")
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    with pytest.raises(
+        UserError, match="vocab.json is not BART's: 1 of 256 bytes have no token in it"
+    ):
+        open_folder(folder)
+
+
+def test_marks_of_old_checkpoints_of_bart_are_left_out(changed):
+    marks = {f"model.{part}.version": np.ones(1, "float32") for part in ("encoder", "decoder")}
+    open_folder(changed("bart", tensors=marks)).build()
+
+
+def test_settings_of_generation_are_told(changed):
+    folder = changed("bart")
+    settings = {"num_beams": 4, "min_length": 56, "eos_token_id": 2, "length_penalty": None}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (note,) = open_folder(folder).notes
+    assert "not taken over: num_beams=4, min_length=56. See" in note
+
+
+def test_target_languages_of_marian_are_told(folders, changed):
+    assert not any("target languages" in note for note in open_folder(folders["marian"]).notes)
+    folder = changed("marian")
+    ids = json.loads((folder / "vocab.json").read_text())
+    pad = ids.pop("<pad>")
+    ids |= {">>fra<<": pad, ">>deu<<": pad + 1, "<pad>": pad + 2}
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"vocab_size": pad + 3, "pad_token_id": pad + 2, "decoder_start_token_id": pad + 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    note = open_folder(folder).notes[-1]
+    assert note == "It has 2 target languages: a source begins with one of >>fra<<, >>deu<<"
+
+
 def test_bart_starts_from_an_id(folders, changed):
     model = open_folder(changed("bart", {"decoder_start_token_id": 0})).build()
     assert model.start_id == 2

@@ -49,8 +49,11 @@ class BytePairTokenizer(SubwordTokenizer):
       vocabulary_size: of the model, if it has more ids than the vocabulary; the rest has no text.
         It may lack `<mask>`, which no text has.
 
+    Attributes:
+      end: number of ids that the vocabulary has.
+
     Raises:
-      UserError: the files are damaged or do not belong together.
+      UserError: the files are damaged, do not belong together, or lack a byte.
     """
 
     kind = "byte_pair"
@@ -75,6 +78,7 @@ class BytePairTokenizer(SubwordTokenizer):
             raise UserError(
                 f"{VOCABULARY_FILE} and {MERGES_FILE} are no vocabulary of BART: {error!r}."
             ) from None
+        self.end = end
         vocabulary_size = vocabulary_size or end
         if vocabulary_size < end:
             raise UserError(
@@ -87,7 +91,12 @@ class BytePairTokenizer(SubwordTokenizer):
         ours = np.argsort(self.order)
         self._start = int(ours[start])
         letters = _letters()
-        self._byte_ids = np.array([ours[ids.get(letter, unk)] for letter in letters], "int64")
+        if missing := sum(letter not in ids for letter in letters):
+            raise UserError(
+                f"{VOCABULARY_FILE} is not BART's: {missing} of 256 bytes have no token in it, so "
+                "that it cannot spell every text."
+            )
+        self._byte_ids = np.array([ours[ids[letter]] for letter in letters], "int64")
         pairs = np.array(results, "int64").reshape(-1, 3)
         keys = ours[pairs[:, 0]] * vocabulary_size + ours[pairs[:, 1]]
         self._ranks = np.argsort(keys, kind="stable")

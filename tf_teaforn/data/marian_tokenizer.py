@@ -1,6 +1,7 @@
 """The vocabulary of opus-mt: two SentencePiece models and the ids of their pieces."""
 
 import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,6 +32,9 @@ class MarianTokenizer(SubwordTokenizer):
     Args:
       files: "source.spm", "target.spm" and "vocab.json".
       target: whether this is the tokenizer of targets.
+
+    Attributes:
+      languages: the codes that sources may begin with.
 
     Raises:
       UserError: a file is damaged, or a special token is missing.
@@ -63,6 +67,7 @@ class MarianTokenizer(SubwordTokenizer):
         for piece, i in ids.items():
             texts[ours[i]] = "" if i in (pad, eos, unk) else piece
         self._texts = texts
+        self.languages = [piece for piece in ids if re.fullmatch(_LANGUAGE, piece)]
         self._targets = None if target else MarianTokenizer(files, target=True)
 
     @property

@@ -51,11 +51,11 @@ class PegasusTokenizer(SubwordTokenizer):
                 f"{SENTENCEPIECE_FILE} is not a vocabulary of PEGASUS: eos and unk are at "
                 f'{", ".join(map(str, special_ids))} instead of 1, 2, or there is no "<n>".'
             )
-        self._end = processor.get_piece_size() + shift
-        vocabulary_size = vocabulary_size or self._end
-        if vocabulary_size < self._end:
+        self.end = processor.get_piece_size() + shift
+        vocabulary_size = vocabulary_size or self.end
+        if vocabulary_size < self.end:
             raise UserError(
-                f"{SENTENCEPIECE_FILE} has ids up to {self._end - 1}, the model has "
+                f"{SENTENCEPIECE_FILE} has ids up to {self.end - 1}, the model has "
                 f"{vocabulary_size} tokens: they do not belong together."
             )
         settings = {"shift": shift, "vocabulary_size": vocabulary_size}
@@ -79,7 +79,7 @@ class PegasusTokenizer(SubwordTokenizer):
         return parts.with_values(tf.concat([masks, ids], axis=1)).merge_dims(1, 2)
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
-        has_text = (rows >= self._shift + 2) & (rows < self._end)
+        has_text = (rows >= self._shift + 2) & (rows < self.end)
         rows = tf.ragged.boolean_mask(rows, has_text)
         texts = self._sentencepiece.detokenize(rows - self._shift)
         return tf.strings.regex_replace(texts, NEWLINE_PIECE, "\n")

@@ -28,6 +28,9 @@ class T5Tokenizer(SubwordTokenizer):
       files: "spiece.model".
       vocabulary_size: of the model, which has more ids than the vocabulary; the rest has no text.
 
+    Attributes:
+      end: number of ids that the vocabulary has.
+
     Raises:
       UserError: not a SentencePiece model of this kind.
     """
@@ -43,10 +46,10 @@ class T5Tokenizer(SubwordTokenizer):
                 f"{SENTENCEPIECE_FILE} is not a vocabulary of T5: pad, eos and unk are at "
                 f"{', '.join(map(str, special_ids))} instead of 0, 1, 2."
             )
-        self._end = processor.get_piece_size()
-        if vocabulary_size < self._end:
+        self.end = processor.get_piece_size()
+        if vocabulary_size < self.end:
             raise UserError(
-                f"{SENTENCEPIECE_FILE} has ids up to {self._end - 1}, the model has "
+                f"{SENTENCEPIECE_FILE} has ids up to {self.end - 1}, the model has "
                 f"{vocabulary_size} tokens: they do not belong together."
             )
         super().__init__(files, {"vocabulary_size": vocabulary_size}, vocabulary_size)
@@ -57,6 +60,6 @@ class T5Tokenizer(SubwordTokenizer):
         return self._sentencepiece.tokenize(strings)
 
     def _join(self, rows: tf.RaggedTensor) -> tf.Tensor:
-        has_text = (rows > UNK_ID) & (rows < self._end)
+        has_text = (rows > UNK_ID) & (rows < self.end)
         rows = tf.ragged.boolean_mask(rows, has_text)
         return join_pieces(self._sentencepiece, rows, self._unknown_text)

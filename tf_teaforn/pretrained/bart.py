@@ -15,7 +15,7 @@ from tf_teaforn.data.byte_pair_tokenizer import (
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.hub import build_bart
 from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, check_ids
-from tf_teaforn.pretrained.importer import read_files
+from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
 from tf_teaforn.pretrained.tensors import Source, read_settings
 from tf_teaforn.pretrained.transformer import hugging_face_source
 
@@ -39,6 +39,7 @@ class Bart(BartLayout):
             kept = {name: sizes[name] for name in _SIZES}
             self._parts[part] = {**kept, "max_positions": positions}
         self.tokenizer = BytePairTokenizer(_vocabulary(folder), self._settings.get("vocab_size"))
+        refuse_added_tokens(folder, self.tokenizer.end)
         self.order = self.tokenizer.order
         pad, eos = self.order[:2]
         expected = {"pad_token_id": pad, "eos_token_id": eos}

@@ -24,6 +24,8 @@ _COPIES = (
     "model.decoder.embed_tokens.weight",
     "lm_head.weight",
 )
+# Of old checkpoints of fairseq, without effect.
+_MARKS = ("model.encoder.version", "model.decoder.version")
 _POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
@@ -130,7 +132,7 @@ def assign_all(seq2seq, variables, sources, tensors, order=None, learned_positio
             if weight.name == "embeddings"
             else Source(_BIAS, rows=order, squeeze=True)
         )
-    ignored = (*_COPIES, _BIAS)
+    ignored = (*_COPIES, *_MARKS, _BIAS)
     if not learned_positions:
         _check_sinusoids(tensors, seq2seq.embedding.embeddings.shape[1])
         ignored += _POSITIONS

@@ -1,7 +1,22 @@
 """What an importer is, for `--init_from`."""
 
+import re
+
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.tensors import model_type, read_settings
+
+# What our tokenizers drop, wherever it is.
+_WITHOUT_TEXT = re.compile(r"<extra_id_\d+>|<mask>")
+# Of a model's own search.
+_GENERATION = (
+    "num_beams",
+    "length_penalty",
+    "min_length",
+    "max_length",
+    "no_repeat_ngram_size",
+    "forced_bos_token_id",
+    "prefix",
+)
 
 
 class Pretrained:
@@ -19,9 +34,11 @@ class Pretrained:
     Attributes:
         model: the architecture's name, for config.json and messages.
         tokenizer: `SubwordTokenizer`.
+        notes: lines that the user should read.
     """
 
     model: str
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def recognizes(cls, folder) -> bool:
@@ -66,6 +83,42 @@ class HuggingFaceFolder(Pretrained):
         self._folder = folder
         self._origin = folder / "config.json"
         self._settings = read_settings(folder)
+        path = folder / "generation_config.json"
+        generation = read_settings(folder, path.name) if path.exists() else self._settings
+        found = [f"{n}={generation[n]}" for n in _GENERATION if generation.get(n) is not None]
+        if found:
+            self.notes = (
+                f"Its own settings of generation are not taken over: {', '.join(found)}. See the "
+                "search flags of bin/evaluate, bin/decode and bin/export.",
+            )
+
+
+def refuse_added_tokens(folder, end):
+    """Refuses a tokenizer with tokens that were added behind its vocabulary.
+
+    Args:
+        folder: an `epath.Path`.
+        end: number of ids of the vocabulary.
+
+    Raises:
+        UserError: names the tokens, which ours would take apart like any other text.
+    """
+    added = {}
+    if (folder / "added_tokens.json").exists():
+        added |= read_settings(folder, "added_tokens.json")
+    if (folder / "tokenizer_config.json").exists():
+        decoder = read_settings(folder, "tokenizer_config.json").get("added_tokens_decoder", {})
+        added |= {token["content"]: int(number) for number, token in decoder.items()}
+    if (folder / "tokenizer.json").exists():
+        tokens = read_settings(folder, "tokenizer.json").get("added_tokens", [])
+        added |= {token["content"]: token["id"] for token in tokens}
+    wrong = [t for t, number in added.items() if number >= end and not _WITHOUT_TEXT.fullmatch(t)]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise UserError(
+            f"{folder}: the tokens {', '.join(wrong[:5])}{more} were added to its vocabulary; that "
+            "is not supported. Start from the model that it was tuned from."
+        )
 
 
 def read_files(folder, *names):

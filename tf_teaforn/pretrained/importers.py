@@ -49,8 +49,10 @@ def open_folder(folder) -> Pretrained:
         for importer in _IMPORTERS.values():
             if importer.recognizes(path):
                 return importer(epath.Path(folder))
+    kind = model_type(path)
     raise UserError(
-        f"--init_from={folder} holds none of the models that can be read: {'; '.join(_IMPORTERS)}."
+        f"--init_from={folder} holds {f'a {kind}, ' if kind else ''}none of the models that can be "
+        f"read: {'; '.join(_IMPORTERS)}."
     )
 
 

@@ -44,3 +44,8 @@ class Marian(BartLayout):
             "decoder_start_token_id": pad,
         }
         check_ids(settings, self._origin, VOCABULARY_FILE, expected)
+        if len(codes := self.tokenizer.languages) > 1:
+            shown = ", ".join(codes[:5]) + (", ..." if len(codes) > 5 else "")
+            self.notes += (
+                f"It has {len(codes)} target languages: a source begins with one of {shown}",
+            )

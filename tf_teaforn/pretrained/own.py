@@ -26,7 +26,8 @@ class OwnRun(Pretrained):
         checkpoint.resolve(folder, self._spec)
 
     def build(self, dtype=None, dropout=None):
-        changes = {"precision": dtype, "dropout": dropout}
-        config = self._config.replace({k: v for k, v in changes.items() if v is not None})
-        seq2seq, _ = model_dirs.load_seq2seq(self._folder, config, self.tokenizer, self._spec)
+        config = self._config if dropout is None else self._config.replace({"dropout": dropout})
+        seq2seq, _ = model_dirs.load_seq2seq(
+            self._folder, config, self.tokenizer, self._spec, dtype or config.model.precision
+        )
         return seq2seq

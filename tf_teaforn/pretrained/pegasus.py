@@ -3,7 +3,7 @@
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout
-from tf_teaforn.pretrained.importer import read_files
+from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
 from tf_teaforn.pretrained.tensors import read_settings
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -32,3 +32,4 @@ class Pegasus(BartLayout):
             self.tokenizer = PegasusTokenizer(files, shift, size)
         except UserError as error:
             raise UserError(f"{folder / SENTENCEPIECE_FILE}: {error}") from None
+        refuse_added_tokens(folder, self.tokenizer.end)

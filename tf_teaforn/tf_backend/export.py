@@ -9,7 +9,7 @@ import tensorflow as tf
 from etils import epath
 from tensorflow_serving.apis import prediction_log_pb2
 
-from tf_teaforn.data.tokenizer import NEWLINE_PIECE
+from tf_teaforn.data.tokenizer import EOS_ID, NEWLINE_PIECE, PAD_ID
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import flush, move_folder
 from tf_teaforn.tf_backend import inference
@@ -32,8 +32,8 @@ class ServingModule(tf.Module):
         serving_default: `inputs` string [B] -> `outputs` string, `scores` float32; [B], or with
             n_best > 1 [B, n_best]. A score is the natural-log sum over the output's tokens,
             end-of-sentence included.
-        token_ids: `inputs` int32 [B, S] ended in end-of-sentence, 0-padded -> `outputs` int32
-            [B, T] or [B, n_best, T], `scores`.
+        token_ids: `inputs` int32 [B, S] ended in end-of-sentence; what comes after it does not
+            count -> `outputs` int32 [B, T] or [B, n_best, T], `scores`.
         With static_shape = (B, S), of these shapes alone and their search compiled by XLA:
             `static`, like serving_default, and `static_token_ids`, like token_ids.
         With mode="score" serving_default alone: `inputs`, `targets` string [B] -> `scores`
@@ -143,6 +143,10 @@ class ServingModule(tf.Module):
 
     def _predict_ids(self, inputs, search=None):
         inputs = checked(inputs, self._seq2seq.value.vocabulary_size, "inputs")
+        # TF Serving fills up what it batches with the first id of all.
+        is_end = tf.cast(inputs == EOS_ID, tf.int32)
+        ended = tf.cumsum(is_end, axis=1, exclusive=True) > 0
+        inputs = tf.where(ended, PAD_ID, inputs)
         found = (search or self._search)(inputs)
         return self._ranked(found.token_ids, found.scores)
 
@@ -199,7 +203,8 @@ def write_saved_model(module, export_dir, details, examples, mode):
         export_dir: folder of all versions.
         details: what `assets.extra/decode.json` shall say.
         examples: {"sources": list of str, "targets": list of str}, of which
-            `assets.extra/tf_serving_warmup_requests` makes a request of one and one of all.
+            `assets.extra/tf_serving_warmup_requests` makes a request of one and one of all, and
+            one for the signature `static`, where there is one.
         mode: "predict" or "score".
 
     Returns:
@@ -222,7 +227,9 @@ def write_saved_model(module, export_dir, details, examples, mode):
         inputs = {"inputs": examples["sources"]}
         if mode == "score":
             inputs["targets"] = examples["targets"]
-        _write_warmup_requests(extra / "tf_serving_warmup_requests", inputs)
+        _write_warmup_requests(
+            extra / "tf_serving_warmup_requests", inputs, details.get("static_batch")
+        )
         for root, _, names in temporary.walk():
             for path in (*(root / name for name in names), root):
                 flush(path)
@@ -237,13 +244,21 @@ def write_saved_model(module, export_dir, details, examples, mode):
     return export_dir / str(version)
 
 
-def _write_warmup_requests(path, inputs):
+def _write_warmup_requests(path, inputs, static_batch):
     """Writes PredictionLog records, as TF Serving's SavedModel warm-up reads them."""
+    requests = [
+        ("serving_default", {name: texts[:size] for name, texts in inputs.items()})
+        for size in (1, len(inputs["inputs"]))
+    ]
+    if static_batch:
+        # Its first call compiles.
+        texts = [*inputs["inputs"], *[""] * static_batch]
+        requests.append(("static", {"inputs": texts[:static_batch]}))
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for size in (1, len(inputs["inputs"])):
+        for signature, inputs in requests:
             log = prediction_log_pb2.PredictionLog()
             request = log.predict_log.request
-            request.model_spec.signature_name = "serving_default"
+            request.model_spec.signature_name = signature
             for name, texts in inputs.items():
-                request.inputs[name].CopyFrom(tf.make_tensor_proto(texts[:size], tf.string))
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(texts, tf.string))
             writer.write(log.SerializeToString())
