@@ -17,9 +17,9 @@ checkpoint; plain `rougeL` is some ten points lower.
 An article longer than 1,024 tokens is cut there, in training too, as PEGASUS does it.
 
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
-256 examples; where it does not fit, `--micro_batch_tokens` computes it in parts. The length penalty
-is the published PEGASUS model's. Of the 13,368 validation examples training scores the first 1,000,
-as PEGASUS does; `--eval_examples` takes another number.
+about 256 examples; where it does not fit, `--micro_batch_tokens` computes it in parts. The length
+penalty is the published PEGASUS model's. Of the 13,368 validation examples training scores the
+first 1,000, as PEGASUS does; `--eval_examples` takes another number.
 """
 
 from tf_teaforn.data.sources import TfdsSource
@@ -40,6 +40,7 @@ register_task(
             "train_steps": 400_000,
             "eval_every": 1_000,
             "eval_examples": 1_000,
+            "keep": 5,
             "batch_tokens": 256 * 1024,
             "vocab_size": 32_000,
             "max_source_length": 1024,

@@ -17,7 +17,7 @@ not depend on it: rouge-score keeps letters and digits only, in lower case, so t
 `UNK` are both its word `unk`, and `#` is dropped from both sides.
 
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
-256 examples. The length penalty is the published PEGASUS model's. Of the 189,651 validation
+about 256 examples. The length penalty is the published PEGASUS model's. Of the 189,651 validation
 examples training scores the first 1,000, as PEGASUS does; `--eval_examples` takes another number.
 """
 
@@ -47,7 +47,9 @@ register_task(
             "train_steps": 160_000,
             "eval_every": 1_000,
             "eval_examples": 1_000,
-            "batch_tokens": 256 * 128,
+            "keep": 5,
+            # 256 examples of usual length.
+            "batch_tokens": 256 * 48,
             "vocab_size": 32_000,
             "max_source_length": 128,
             "max_target_length": 32,

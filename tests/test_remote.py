@@ -53,6 +53,13 @@ def test_a_run_on_gs_is_that_on_a_disk(gcs, corpus, small_model, call_command, t
     capsys.readouterr()
     remote = epath.Path(RUN)
     assert (remote / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
+    points = [
+        tf.compat.v1.Event.FromString(record)
+        for path in (remote / "tensorboard").glob("events.out.tfevents.*")
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    ]
+    losses = [p.step for p in points if any(v.tag == "loss" for v in p.summary.value)]
+    assert sorted(losses) == [1, 2, 3, 4]
     # --keep=1.
     assert checkpoint.steps(local) == checkpoint.steps(remote) == [4]
     expected, found = tensors(local, 4), tensors(remote, 4)

@@ -115,6 +115,7 @@ class TfdsDocuments(TfdsSource):
     """One text feature of a TensorFlow Datasets builder; both keys name it."""
 
     _FEATURE = "--tfds_feature"
+    _SPLITS = " Name those to use, --tfds_splits=train,validation for example."
 
     def where(self, split: str) -> str:
         """For messages."""

@@ -95,8 +95,9 @@ class TfdsSource:
     preprocess: Callable | None = None
     data_dir: str | None = None
 
-    # What names the features, for messages.
+    # What names the features and splits, for messages.
     _FEATURE = "source_key and target_key"
+    _SPLITS = ""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -128,6 +129,7 @@ class TfdsSource:
                 raise UserError(
                     f"{builder.info.full_name} in {builder.data_dir} has no TFDS split "
                     f"{self.tfds_splits[split]!r}. It has: {', '.join(builder.info.splits)}."
+                    f"{self._SPLITS}"
                 ) from error
         texts = [
             name

@@ -372,7 +372,7 @@ _EXPERIMENTS = (
         arms=(_TEACHER, Arm(3, 0.5)),
         seeds=1,
         steps={"cnn_dailymail": 400_000, "gigaword": 160_000},
-        settings={"eval_every": 1000},
+        settings={"eval_every": 1000, "keep": 2},
         beam_sizes=(1, 8),
         checkpoints=("best",),
         sets={"test": "--split=test"},

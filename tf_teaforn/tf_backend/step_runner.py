@@ -121,7 +121,7 @@ class StepRunner:
     def _compiled(self, name):
         # It has no loops or conditions for AutoGraph, whose look at all that it calls takes long.
         step = tf.autograph.experimental.do_not_convert(getattr(self.model, name))
-        # The strategies over several devices compile by themselves.
+        # TPUStrategy compiles by itself.
         return tf.function(step, jit_compile=True) if self.model.jit_compile else step
 
     def temporary_bytes(self, rows, source_length, target_length):

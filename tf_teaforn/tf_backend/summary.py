@@ -3,6 +3,8 @@
 import tensorflow as tf
 from etils import epath
 
+from tf_teaforn.paths import is_remote
+
 
 class ScalarWriter:
     """Scalars for TensorBoard.
@@ -15,13 +17,21 @@ class ScalarWriter:
 
     def __init__(self, directory, last_step):
         _withdraw_after(epath.Path(directory), last_step)
-        self._writer = tf.summary.create_file_writer(str(directory))
+        # An object store takes the whole file again at every flush.
+        self._at_once = not is_remote(directory)
+        rarely = {} if self._at_once else {"max_queue": 10**6, "flush_millis": 10**9}
+        self._writer = tf.summary.create_file_writer(str(directory), **rarely)
 
     def write(self, step, values):
-        """Adds {name: float} at a step."""
+        """Adds {name: float} at a step; on a remote file system they are there after `flush`."""
         with self._writer.as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
+        if self._at_once:
+            self.flush()
+
+    def flush(self):
+        """Writes what was added."""
         self._writer.flush()
 
 

@@ -19,7 +19,8 @@ class TrainStep:
         # A `NonfiniteGuard`, if anybody sets one.
         self.guard = None
         # What `compile(jit_compile="auto")` goes by. On the CPU TensorFlow's own kernels are
-        # faster than XLA's, and strategies over several devices compile by themselves.
+        # faster than XLA's, TPUStrategy compiles by itself, and under MirroredStrategy the step
+        # has collectives, which XLA cannot compile.
         one_device = tf.distribute.get_strategy().num_replicas_in_sync == 1
         self.supports_jit = one_device and bool(tf.config.list_physical_devices("GPU"))
 
