@@ -1,7 +1,7 @@
 """Trains a model with TeaForN.
 
     bin/train --task=demo_enfr --n=2 --model_dir=runs/demo_enfr
-    bin/train --task=wmt14_enfr --n=2 --model_dir=gs://bucket/run --strategy=tpu
+    bin/train --task=wmt14_enfr --n=2 --model_dir=gs://bucket/run --strategy=tpu --batching=pack
     bin/train --task=text --train_files=train.tsv --valid_files=valid.tsv --model_dir=runs/mine
 
 Only --task and --model_dir are needed: each task has defaults of its own for the rest, which
