@@ -151,6 +151,21 @@ def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, 
     assert last["kind"] == "validation" and last["tokens"] == np.count_nonzero(targets)
 
 
+def test_runs_share_a_cache(nano, tmp_path):
+    # Vocabularies of the same text are the same.
+    flags = ("--train_steps=1", "--learning_rate=1e-3", f"--cache_dir={tmp_path}/cache")
+    written = []
+    for name in ("a", "b"):
+        assert nano(tmp_path / name, *flags) == 0
+        assert not (tmp_path / name / "cache").exists()
+        manifests = sorted((tmp_path / "cache").glob("*/manifest.json"))
+        written.append([(path.parent.name, path.stat().st_mtime_ns) for path in manifests])
+    assert len(written[0]) == 2 and written[0] == written[1]
+    # A run that goes on may have it elsewhere.
+    assert nano(tmp_path / "b", "--train_steps=2", "--learning_rate=1e-3") == 0
+    assert (tmp_path / "b" / "cache").exists()
+
+
 def test_an_interrupted_checkpoint_that_a_kill_has_left_goes_with_the_next_save(nano, tmp_path):
     assert nano(tmp_path, "--train_steps=2", "--checkpoint_every=1") == 0
     weights, optimizer, state = checkpoint.load_training(tmp_path)

@@ -125,6 +125,11 @@ class DataConfig:
     batch_tokens: int = setting(
         25000, "Padded tokens of the longer side in a batch over all devices.", bounds=NATURAL
     )
+    cache_dir: str | None = setting(
+        None,
+        "Folder for the tokenised data, on a local disk; runs may share it. Default: "
+        "<model_dir>/cache, or one in /tmp where --model_dir is remote.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

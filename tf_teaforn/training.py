@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 # What may change between a run and its continuation.
 _CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
 _CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
-_CHANGEABLE += ("steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens")
+_CHANGEABLE += ("steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens", "cache_dir")
 # Options of a task that its vocabulary does not depend on.
 _OF_NO_VOCABULARY = ("valid_files", "test_files", "metric")
 
@@ -250,7 +250,7 @@ class Run:
         aside = epath.Path(tempfile.gettempdir()) / f"tf_teaforn-{os.getuid()}"
         folder = aside if is_remote(self.model_dir) else self.model_dir
         return cache.build_or_load(
-            folder / "cache",
+            self.config.data.cache_dir or folder / "cache",
             self.task.source,
             split,
             self.tokenizer,
