@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from unittest import mock
 
 import keras
@@ -256,6 +258,49 @@ def test_call_gives_the_logits_of_all_stages():
     assert [spec.shape for spec in model.compute_output_spec(symbolic)] == [
         (None, 7, VOCABULARY_SIZE)
     ] * 3
+    symbols = {name: keras.Input((None,), dtype="int32", name=name) for name in INPUTS}
+    functional = keras.Model(symbols, model(symbols)[1])
+    np.testing.assert_allclose(functional.predict(INPUTS, verbose=0), logits[1], atol=1e-5)
+
+
+def test_what_would_have_no_effect_is_refused():
+    model = teaforn(n=2)
+    with pytest.raises(UserError, match="discount is fixed when the model is made"):
+        model.discount = 0.9
+    for settings in ({"loss": "mse"}, {"metrics": ["accuracy"]}):
+        model.compile(optimizer="sgd", **settings)
+        with pytest.raises(UserError, match="compile: loss and metrics are TeaForN's own"):
+            model.fit(INPUTS, TARGETS, verbose=0)
+    seq2seq = teaforn(n=1).seq2seq
+    seq2seq.embedding.embeddings.regularizer = keras.regularizers.L2(0.1)
+    with pytest.raises(UserError, match="embeddings has a regularizer, which .* not count"):
+        TeaForN(seq2seq)
+    with pytest.raises(UserError, match="float16: small gradients would be lost"):
+        teaforn({"dtype": "mixed_float16"})
+
+
+def test_metrics_of_a_subclass_are_metrics():
+    class Counting(TeaForN):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.batches = keras.metrics.Sum(name="batches")
+
+        def update_metrics(self, sums):
+            self.batches.update_state(1.0)
+            return super().update_metrics(sums)
+
+    model = Counting(teaforn().seq2seq, n=2)
+    model.compile(optimizer="sgd")
+    history = model.fit(INPUTS, TARGETS, batch_size=1, epochs=2, verbose=0).history
+    assert history["batches"] == [len(TARGETS)] * 2
+    assert {"loss", "loss_0", "loss_1", "accuracy", "tokens"} < history.keys()
+
+
+def test_a_saved_model_is_loaded_in_a_process_of_its_own(tmp_path):
+    model = teaforn(n=2)
+    model.save(tmp_path / "model.keras")
+    code = "import keras, sys; from tf_teaforn import TeaForN; keras.saving.load_model(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True)
 
 
 def test_targets_past_the_end_weigh_nothing():

@@ -36,6 +36,15 @@ def user_error_in(error):
     return found and found[1]
 
 
+def check_backend(name):
+    """Raises UserError for a backend of Keras that there is no train step and no search for."""
+    if name not in ("tensorflow", "jax"):
+        raise UserError(
+            f"KERAS_BACKEND={name}: tf_teaforn runs on tensorflow or jax. Set one of them before "
+            "Keras is imported."
+        )
+
+
 class StoppedError(Exception):
     """A run that ended early through no fault of its settings; the same command continues it.
 

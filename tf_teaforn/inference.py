@@ -9,8 +9,9 @@ from tf_teaforn.data.cache import TokenRows
 from tf_teaforn.data.pipeline import decode_batches, score_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
 from tf_teaforn.decoding import SearchConfig
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, check_backend
 
+check_backend(keras.backend.backend())
 if keras.backend.backend() == "jax":
     from tf_teaforn.jax_backend.inference import score_function, search_function
 else:

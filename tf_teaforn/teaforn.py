@@ -10,11 +10,13 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+import tf_teaforn.models.architecture  # noqa: F401 (registers what a saved model consists of)
 from tf_teaforn import objective
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, check_backend
 from tf_teaforn.models.recompute import recompute
 from tf_teaforn.models.seq2seq import keep_frozen
 
+check_backend(keras.backend.backend())
 if keras.backend.backend() == "jax":
     from tf_teaforn.jax_backend.train_step import TrainStep
 else:
@@ -23,6 +25,8 @@ else:
 STAGE_INPUTS = ("hidden", "top_k")
 CLONE_INITS = ("copy", "independent")
 REMATS = ("none", "stage", "layer")
+# Constants of the compiled step.
+_FIXED = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "label_smoothing")
 
 
 class LossSums(NamedTuple):
@@ -45,6 +49,9 @@ class LossSums(NamedTuple):
 @keras.saving.register_keras_serializable("tf_teaforn")
 class TeaForN(TrainStep, keras.Model):
     """Trains a `Seq2Seq` with N decoders; n = 1 or discount = 0 is teacher forcing.
+
+    Its settings stay as they are: another λ is another `TeaForN` around the same `Seq2Seq`. The
+    loss is its own too; a subclass changes it in `loss_sums`, and `add_loss` does not count.
 
     Decoder-s reads x_s^(t) = pos(t + s) + (E[y^(t-1)] for s = 0, o_{s-1}^(t) for s > 0) and
     predicts y^(t+s). Gradients flow through the whole stack. The logs are the weighted mean loss
@@ -72,7 +79,8 @@ class TeaForN(TrainStep, keras.Model):
             None: the batch as a whole.
 
     Raises:
-        UserError: a value out of its range.
+        UserError: a value out of its range, weights with a regularizer, which would not count, or
+            a model that computes in float16.
     """
 
     def __init__(
@@ -123,11 +131,25 @@ class TeaForN(TrainStep, keras.Model):
         }
         self._trackers["tokens"] = keras.metrics.Sum(name="tokens")
         for layer in (seq2seq.encoder, *self.decoders):
-            if hasattr(type(layer), "remat_layers"):
-                layer.remat_layers = remat == "layer"
-            elif remat == "layer":
+            if remat == "layer" and not hasattr(type(layer), "remat_layers"):
                 raise UserError("--remat=layer: not with this model. Write --remat=stage.")
+        if any(layer.compute_dtype == "float16" for layer in seq2seq._flatten_layers()):
+            raise UserError("float16: small gradients would be lost. Write mixed_bfloat16.")
+        for variable in self.trainable_variables:
+            if variable.regularizer is not None:
+                raise UserError(
+                    f"{variable.path} has a regularizer, which TeaForN's loss does not count. Give "
+                    "the optimizer a weight_decay instead."
+                )
         self.built = True
+
+    def __setattr__(self, name, value):
+        if name in _FIXED and name in self.__dict__:
+            raise UserError(
+                f"{name} is fixed when the model is made, as the compiled step has it: make "
+                "another TeaForN around the same seq2seq, and compile that."
+            )
+        super().__setattr__(name, value)
 
     def _clone(self, stage):
         decoder = self.seq2seq.decoder
@@ -161,7 +183,7 @@ class TeaForN(TrainStep, keras.Model):
 
         Raises:
             UserError: an id in arrays is outside of the vocabulary, targets are missing, shapes do
-                not agree, or there is a `class_weight`.
+                not agree, or there is a `class_weight`, or a loss or metrics from `compile`.
             tf.errors.InvalidArgumentError: an id in a `tf.data` dataset is outside of the
                 vocabulary.
         """
@@ -180,6 +202,11 @@ class TeaForN(TrainStep, keras.Model):
 
     def _checked(self, x, y=None):
         """`x`, whose ids are looked at: arrays' at once, a dataset's as it is read."""
+        if self._compile_loss is not None or self._compile_metrics is not None:
+            raise UserError(
+                "compile: loss and metrics are TeaForN's own. Leave out loss, metrics and "
+                "weighted_metrics; another loss overrides loss_sums."
+            )
         if isinstance(x, dict):
             ids = {name: value for name, value in x.items() if name.endswith("_token_ids")}
             self.seq2seq.check_ids(**ids, **({} if y is None else {"targets": y}))
@@ -192,7 +219,10 @@ class TeaForN(TrainStep, keras.Model):
 
     @property
     def metrics(self):
-        return list(self._trackers.values())
+        own = list(self._trackers.values())
+        # Those of a subclass. Keras' own mean of losses is of `compute_loss`, which is not used.
+        known = {id(metric) for metric in (*own, self._loss_tracker)}
+        return own + [metric for metric in super().metrics if id(metric) not in known]
 
     def hidden_states(self, inputs, training=False):
         """Outputs o_s of all stages: list of N tensors [B, T, D].
@@ -205,6 +235,10 @@ class TeaForN(TrainStep, keras.Model):
         """
         seq2seq, decoders = self.seq2seq, self.decoders
         by_stage = training and self.remat == "stage"
+        for layer in {id(layer): layer for layer in (seq2seq.encoder, *decoders)}.values():
+            # Another TeaForN around them may have set it.
+            if hasattr(type(layer), "remat_layers"):
+                layer.remat_layers = self.remat == "layer"
         memory, mask = seq2seq.encode(inputs, training=training, remat=by_stage)
         x = self._drop_words(seq2seq.embed(inputs["decoder_token_ids"]), training)
         hidden_states, prepared = [], None
@@ -288,10 +322,11 @@ class TeaForN(TrainStep, keras.Model):
         for name, mean in means.items():
             self._trackers[name].update_state(mean, sample_weight=sums.tokens)
         self._trackers["tokens"].update_state(sums.tokens)
-        return {name: tracker.result() for name, tracker in self._trackers.items()}
+        return self.get_metrics_result()
 
     def compute_output_spec(self, inputs, training=False):
-        return [self.seq2seq.compute_output_spec(inputs)] * self.n
+        # Keras tells outputs apart by their identity.
+        return [self.seq2seq.compute_output_spec(inputs) for _ in range(self.n)]
 
     def get_config(self):
         return {

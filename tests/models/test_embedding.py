@@ -157,3 +157,22 @@ def test_config_round_trip():
     copy.set_weights(embedding.get_weights())
     ids = np.arange(VOCABULARY_SIZE)
     np.testing.assert_array_equal(copy(ids), embedding(ids))
+
+
+def test_softmax_weights_of_their_own():
+    embedding = TokenEmbedding(6, 4, tie_weights=False)
+    embedding.build(None)
+    rng = np.random.default_rng(0)
+    tables = [rng.normal(size=weight.shape) for weight in embedding.weights]
+    embedding.set_weights(tables)
+    (inputs, outputs) = (t if t.shape == (6, 4) else t.T for t in tables)
+    hidden = rng.normal(size=(2, 3, 4)).astype("float32")
+    np.testing.assert_allclose(embedding.logits(hidden), hidden @ outputs.T, rtol=1e-5)
+    np.testing.assert_allclose(embedding.logits_function()(hidden), hidden @ outputs.T, rtol=1e-5)
+    np.testing.assert_allclose(embedding(np.array([2, 5])), 2 * inputs[[2, 5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"reverse_dtype": "float32"}, {"logit_soft_cap": 30.0}])
+def test_settings_that_the_loss_does_not_have(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}: the loss does not have it"):
+        TokenEmbedding(6, 4, **settings)

@@ -16,6 +16,11 @@ class Decoder(keras.layers.Layer):
 
     `step`, looped over the positions, equals `call`.
 
+    `build(None)` makes all weights: TeaForN copies a decoder for further stages, and the optimizer
+    asks for its variables, before there is any input. A subclass is registered with
+    `keras.saving.register_keras_serializable`, and its `get_config` has all that its constructor
+    takes, `name` included.
+
     Attributes:
         max_positions: how many positions there are vectors for; None: any number.
         supports_packing: whether `prepare` takes segment ids.

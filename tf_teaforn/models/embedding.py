@@ -38,6 +38,11 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             have it (`final_logits_bias`). It is not trained.
         zero_row: False: row 0 is a vector as the others are, which imported models need whose
             padding is not zero.
+        **kwargs: of `keras_nlp.layers.ReversibleEmbedding`, `tie_weights=False` for softmax weights
+            of their own among them; `reverse_dtype` and `logit_soft_cap` have to be None.
+
+    Raises:
+        ValueError: one of the two is not.
     """
 
     def __init__(
@@ -50,6 +55,9 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         **kwargs,
     ):
         kwargs.setdefault("embeddings_initializer", ZeroRowNormal(stddev=hidden_dim**-0.5))
+        for name in ("reverse_dtype", "logit_soft_cap"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name}: the loss does not have it. Leave it out.")
         super().__init__(vocabulary_size, hidden_dim, **kwargs)
         self.scaled = scaled
         self.logits_bias = logits_bias
@@ -72,13 +80,19 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
 
     def table(self, dtype=None):
         """Softmax weights, [V, D] in `dtype`, by default the compute dtype."""
-        table = ops.convert_to_tensor(self.embeddings)
-        table = _freeze_row_zero(table) if self.zero_row else table
+        if self.tie_weights:
+            table = self._input_rows()
+        else:
+            table = ops.transpose(ops.convert_to_tensor(self.reverse_embeddings))
         return ops.cast(table, dtype or self.compute_dtype)
 
     def input_table(self):
         """Input embeddings before scaling, [V, D] in the compute dtype."""
-        return self.table()
+        return ops.cast(self._input_rows(), self.compute_dtype)
+
+    def _input_rows(self):
+        table = ops.convert_to_tensor(self.embeddings)
+        return _freeze_row_zero(table) if self.zero_row else table
 
     def bias(self):
         """float32 [V], added to the logits, or None."""

@@ -459,15 +459,8 @@ class T5Embedding(TokenEmbedding):
         self.divided = divided
 
     def table(self, dtype=None):
-        if self.tie_weights:
-            table = super().table(dtype)
-        else:
-            table = ops.transpose(ops.convert_to_tensor(self.reverse_embeddings))
-            table = ops.cast(table, dtype or self.compute_dtype)
+        table = super().table(dtype)
         return table * self.output_dim**-0.5 if self.divided else table
-
-    def input_table(self):
-        return ops.cast(ops.convert_to_tensor(self.embeddings), self.compute_dtype)
 
     def get_config(self):
         config = super().get_config()
