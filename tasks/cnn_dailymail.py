@@ -19,7 +19,7 @@ An article longer than 1,024 tokens is cut there, in training too, as PEGASUS do
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
 about 256 examples; where it does not fit, `--micro_batch_tokens` computes it in parts. The length
 penalty is the published PEGASUS model's. Of the 13,368 validation examples training scores the
-first 1,000, as PEGASUS does; `--eval_examples` takes another number.
+first 1,000, as PEGASUS does; `--eval_examples=0` takes all.
 """
 
 from tf_teaforn.data.sources import TfdsSource

@@ -18,7 +18,7 @@ not depend on it: rouge-score keeps letters and digits only, in lower case, so t
 
 Lengths, Adafactor, its rate, warm-up and smoothing follow PEGASUS, as does the batch of its paper,
 about 256 examples. The length penalty is the published PEGASUS model's. Of the 189,651 validation
-examples training scores the first 1,000, as PEGASUS does; `--eval_examples` takes another number.
+examples training scores the first 1,000, as PEGASUS does; `--eval_examples=0` takes all.
 """
 
 from tf_teaforn.data.sources import TfdsSource

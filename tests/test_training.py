@@ -1,5 +1,6 @@
 """Runs that are continued, and runs that go wrong."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+import types
 
 import keras
 import numpy as np
@@ -149,6 +151,26 @@ def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, 
     encode = model_dirs.read_tokenizer(tmp_path).encode
     targets = encode([line.partition("\t")[2] for line in lines], 24)
     assert last["kind"] == "validation" and last["tokens"] == np.count_nonzero(targets)
+
+
+@pytest.mark.parametrize(
+    ("steps", "digests", "different"),
+    [
+        ([9, 9], ["ab12cd34ef", "ab12cd34ef"], None),
+        ([9, 8], ["ab12cd34ef", "ab12cd34ef"], "checkpoint"),
+        ([9, 9, 9], ["ab12cd34ef", "ab12cd34ef", "ffff000011"], "split train"),
+    ],
+)
+def test_workers_that_would_not_compute_one_run_are_refused(steps, digests, different, tmp_path):
+    numbers = [int(digest[:8], 16) for digest in digests]
+    for step, digest in zip(steps, digests, strict=True):
+        sums = iter([sum(steps), len(steps), sum(numbers), len(steps)])
+        run = types.SimpleNamespace(step=step, state={"data": {"train": digest}})
+        run.workers = types.SimpleNamespace(sum=lambda value, sums=sums: float(next(sums)))
+        run.model_dir = tmp_path
+        refused = pytest.raises(UserError, match=f"another worker has another {different}")
+        with refused if different else contextlib.nullcontext():
+            training.Run._check_workers(run)
 
 
 def test_runs_share_a_cache(nano, tmp_path):

@@ -154,10 +154,10 @@ class TrainingConfig:
     eval_every: int = setting(
         1000, "Steps between validations; each saves a checkpoint.", bounds=NATURAL
     )
-    eval_examples: int | None = setting(
-        None,
-        "How many validation examples, from the first on, a validation scores. Default: all.",
-        bounds=NATURAL,
+    eval_examples: int = setting(
+        0,
+        "How many validation examples, from the first on, a validation scores; 0: all.",
+        bounds=NOT_NEGATIVE,
     )
     checkpoint_every: int = setting(1000, "Steps between checkpoints.", bounds=NATURAL)
     keep: int = setting(20, "Number of checkpoints to keep, besides the best.", bounds=NATURAL)

@@ -143,13 +143,14 @@ class Run:
         self.step = 0
         self._obsolete = []
         self._unwritten = []
+        self._plan = None
 
     def _check_settings(self, of_all_workers=False):
         if not (self.model_dir / model_dirs.CONFIG).exists():
             return
         earlier = model_dirs.read_config(self.model_dir)
         if of_all_workers:
-            fixed = {*earlier.flat(), *self.config.flat()} - {"data_dir"}
+            fixed = {*earlier.flat(), *self.config.flat()} - {"data_dir", "cache_dir"}
         elif checkpoint.steps(self.model_dir):
             changeable = {*_CHANGEABLE}
             if self.config.training.schedule != "linear":
@@ -312,6 +313,17 @@ class Run:
                 "--model_dir."
             )
 
+    def _check_workers(self):
+        """Raises UserError where workers would go on from other steps, or with other data."""
+        # As many digits as a sum of floats is exact for.
+        facts = {f"split {name}": int(d[:8], 16) for name, d in self.state["data"].items()}
+        for what, fact in {"checkpoint": self.step, **facts}.items():
+            if round(self.workers.sum(fact)) != fact * round(self.workers.sum(1)):
+                raise UserError(
+                    f"--model_dir={self.model_dir}: another worker has another {what}. All have to "
+                    "read the same folder, whole, and the same data."
+                )
+
     def _training_variables(self):
         """Optimizer, random generators and running means, by name."""
         optimizer = self.model.optimizer.variables
@@ -381,7 +393,8 @@ class Run:
             self.workers.wait()
         self.state["data"] = {"train": train_cache.digest, "validation": valid_cache.digest}
         self.restore()
-        count = self.config.training.eval_examples
+        self._check_workers()
+        count = self.config.training.eval_examples or None
         examples = read_examples(self.task.source, "validation", count)
         valid_cache = valid_cache.first(count)
         if self.workers.chief:
@@ -406,8 +419,15 @@ class Run:
             self.writer = ScalarWriter(self.model_dir / "tensorboard", self.step)
         self.workers.wait()
         if self._unfinished():
-            with Interruption() as interruption:
-                self._train(train_cache, valid_cache, translator, examples, interruption)
+            try:
+                with Interruption() as interruption:
+                    self._train(train_cache, valid_cache, translator, examples, interruption)
+            except BaseException:
+                # What a run that went wrong has recorded since its last checkpoint tells why.
+                if self.workers.chief:
+                    with contextlib.suppress(Exception):
+                        self._sync_records()
+                raise
         else:
             _logger.info("The run is at step %d already: nothing is left to do", self.step)
         return self.state["best"]
@@ -464,6 +484,8 @@ class Run:
                         raise interruption.stopped(self.step)
         if self._out_of_patience() and self.workers.chief:
             _write(f"No better score in {training.patience} validations: stopping.")
+        # For what the chief still writes.
+        self.workers.wait()
 
     def _unfinished(self):
         more = self.step < self.config.training.train_steps and not self._out_of_patience()
@@ -535,8 +557,9 @@ class Run:
         self.state["skipped_steps"] = found.count
 
     def _describe_batch(self, train_cache, step):
-        plan = pipeline.training_plan(train_cache, **self._batch_settings())
-        _, batch = next(plan.steps(step - 1))
+        if self._plan is None:
+            self._plan = pipeline.training_plan(train_cache, **self._batch_settings())
+        _, batch = next(self._plan.steps(step - 1))
         first = int(batch.indices[0])
         source = self.tokenizer.detokenize([train_cache.source(first)])[0].numpy().decode()
         indices = ", ".join(map(str, batch.indices[:8]))

@@ -167,7 +167,8 @@ def test_fingerprint_is_the_same_in_every_process(tmp_path):
         assert done.stderr.count("\n") == 1
         assert done.stderr.endswith(
             "A __main__.Table that the task's preprocess brings along cannot be looked into: after "
-            "a change inside it, delete the folder cache in --model_dir.\n"
+            "a change inside it, delete the tokenised data: the folder cache in --model_dir, or "
+            "--cache_dir.\n"
         )
         first, second = done.stdout.split()
         assert first == second

@@ -162,9 +162,8 @@ def build_or_load(
                     cache = _load(path, key)
         except OSError as error:
             raise UserError(
-                f"{directory}: cannot write the token cache: {error}. It lies in --model_dir "
-                "or, where that is remote, below the environment variable TMPDIR: take another "
-                "folder."
+                f"{directory}: cannot write the token cache: {error}. Name another folder with "
+                "--cache_dir."
             ) from None
     if cache is None:
         raise UserError(f"{path}: the token cache cannot be read back. Check the disk.")

@@ -118,6 +118,6 @@ def _name(value) -> str:
 def _warn_of_unseen(name: str):
     logging.warning(
         "A %s that the task's preprocess brings along cannot be looked into: after a change inside "
-        "it, delete the folder cache in --model_dir.",
+        "it, delete the tokenised data: the folder cache in --model_dir, or --cache_dir.",
         name,
     )

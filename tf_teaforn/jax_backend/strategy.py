@@ -265,8 +265,14 @@ class NonfiniteGuard:
         self._count = 0
 
     def add(self, step, finite):
-        """Adds a step; `finite` is a scalar on the device, which is not waited for."""
+        """Adds a step; `finite` is a scalar on the device.
+
+        Waits for the last step but two: the host is not to run further ahead, so that a signal ends
+        the run soon.
+        """
         self._steps.append((step, finite))
+        if len(self._steps) > 2:
+            jax.block_until_ready(self._steps[-3][1])
 
     def read(self):
         """Returns `NonfiniteSteps`; the next bad step will be a first one again."""

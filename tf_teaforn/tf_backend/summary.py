@@ -19,7 +19,8 @@ class ScalarWriter:
         _withdraw_after(epath.Path(directory), last_step)
         # An object store takes the whole file again at every flush.
         self._at_once = not is_remote(directory)
-        rarely = {} if self._at_once else {"max_queue": 10**6, "flush_millis": 10**9}
+        # Microseconds have to fit into 32 bits.
+        rarely = {} if self._at_once else {"max_queue": 10**6, "flush_millis": 2 * 10**6}
         self._writer = tf.summary.create_file_writer(str(directory), **rarely)
 
     def write(self, step, values):
