@@ -9,7 +9,13 @@ import pytest
 import sacrebleu
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.metrics import compare, compute_metrics, script_warning, tokenized_warning
+from tf_teaforn.metrics import (
+    compare,
+    compute_metrics,
+    newline_warning,
+    script_warning,
+    tokenized_warning,
+)
 
 HYPOTHESES = [
     "The cat sat on the mat.",
@@ -242,3 +248,23 @@ def test_tokenised_text_is_noticed():
     assert "subword marks" in tokenized_warning(["\u2581few"], plain)
     # Too few to tell.
     assert tokenized_warning(["a , b"], ["a, b"]) is None
+
+
+def test_newlines_count_as_spaces_for_bleu():
+    texts, references = ["a well-\nknown man\nwalks his dog"], ["a well- known man walks his dog"]
+    for name in ("bleu", "chrf", "ter"):
+        value = compute_metrics([name], texts, references).values[name]
+        assert value == pytest.approx(0.0 if name == "ter" else 100.0)
+    assert compare("bleu", texts, texts, references).system == pytest.approx(100.0)
+
+
+def test_lines_against_one_line_are_warned_of():
+    lines, line = ["a\nb", "c\nd", "e"], ["a b", "c d", "e"]
+    warning = newline_warning(["rouge"], line, lines)
+    assert warning.startswith("2 of 3 references have several lines, no hypothesis has: ROUGE-Lsum")
+    for names, hypotheses, references in (
+        (["bleu"], line, lines),
+        (["rouge"], lines, lines),
+        (["rouge"], line, ["a", "b", "c\nd"]),
+    ):
+        assert newline_warning(names, hypotheses, references) is None

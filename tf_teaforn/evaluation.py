@@ -21,6 +21,7 @@ from tf_teaforn.metrics import (
     compare,
     compute_metrics,
     default_metrics,
+    newline_warning,
     script_warning,
     tokenized_warning,
 )
@@ -215,6 +216,7 @@ def _warnings(translator, metrics, hypotheses, references):
         if set(metrics) <= {"rouge", "exact_match"}
         else tokenized_warning(hypotheses, references),
         script_warning(metrics, references),
+        newline_warning(metrics, hypotheses, references),
     ]
     return [warning for warning in found if warning]
 

@@ -110,7 +110,8 @@ def compute_metrics(
     for name in names:
         if name in _SACREBLEU:
             metric = _SACREBLEU[name]()
-            values[name] = metric.corpus_score(hypotheses, [references]).score
+            lines = _in_lines(hypotheses), [_in_lines(references)]
+            values[name] = metric.corpus_score(*lines).score
             signatures[name] = str(metric.get_signature())
             if intervals:
                 (result,), _ = _sacrebleu_bootstrap(name, [hypotheses], references)
@@ -202,6 +203,21 @@ def script_warning(metrics: Iterable[str], references: Sequence[str]) -> str | N
     )
 
 
+def newline_warning(
+    metrics: Iterable[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> str | None:
+    """Says so if ROUGE-Lsum compares texts of one line with texts of several."""
+    if "rouge" not in metrics or any("\n" in text for text in hypotheses):
+        return None
+    several = sum("\n" in text for text in references)
+    if 2 * several <= len(references):
+        return None
+    return (
+        f"{several} of {len(references)} references have several lines, no hypothesis has: "
+        "ROUGE-Lsum, which scores line by line, is too low. The vocabulary may have no newline."
+    )
+
+
 def _check_texts(hypotheses, references):
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
@@ -209,10 +225,15 @@ def _check_texts(hypotheses, references):
         raise ValueError("no texts to score")
 
 
+def _in_lines(texts):
+    """As a file for the `sacrebleu` command has them. It would join what a "-\\n" divides."""
+    return [text.replace("\n", " ") for text in texts]
+
+
 def _sacrebleu_bootstrap(name, systems, references):
     """(results of the paired bootstrap of one system or of two, the second's with p; signature)."""
-    named = [(str(index), list(texts)) for index, texts in enumerate(systems)]
-    metrics = {name: _SACREBLEU[name](references=[list(references)])}
+    named = [(str(index), _in_lines(texts)) for index, texts in enumerate(systems)]
+    metrics = {name: _SACREBLEU[name](references=[_in_lines(references)])}
     signatures, scores = PairedTest(named, metrics, None, "bs", _RESAMPLES)()
     ((column, signature),) = signatures.items()
     return scores[column], str(signature)

@@ -43,7 +43,7 @@ def score(values):
     warn_of_cuts(translator.cut_targets, len(sources), translator.max_target_length, "target")
     for log_probability, count in zip(scores, tokens, strict=True):
         print(f"{log_probability:.6f}\t{count}\t{math.exp(-log_probability / count):.4f}")
-    total, count = float(scores.sum()), int(tokens.sum())
+    total, count = float(scores.sum(dtype="float64")), int(tokens.sum())
     print(
         f"{len(sources)} lines, {count} tokens, log probability {total:.4f}, perplexity "
         f"{math.exp(-total / max(count, 1)):.4f}",

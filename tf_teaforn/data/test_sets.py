@@ -67,6 +67,11 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
         ) from error
     sources = list(dataset.source(language_pair))
     references = [row[0].rstrip() for row in _single_references(dataset, language_pair)]
+    if len(sources) != len(references):
+        raise UserError(
+            f"--test_set={name}: sacrebleu's cache has {len(sources)} sources and "
+            f"{len(references)} references. Remove the set's folder there and try again."
+        )
     return sources, references
 
 
