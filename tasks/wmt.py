@@ -25,10 +25,11 @@ full newstest2014 (3,003 sentences); the paper tuned on newstest2012 and tested 
 sacreBLEU's filtered set.
 
 What the paper leaves open follows Tensor2Tensor's `transformer_base_v3`: Adam, linear warm-up over
-8,000 steps, then the inverse square root of the step, at most 256 tokens a side, ~25k target tokens
-a batch as in Vaswani et al. (2017), one vocabulary of 32k for both languages. It differs in two
-points: β2 of Adam is OpenNMT-tf's .998 (v3: .997), and dropout is that of Vaswani et al. alone
-(v3: .1 inside attention and feed-forward too).
+8,000 steps, then the inverse square root of the step, at most 256 tokens a side, 25k tokens of the
+longer side a batch, padding included (Vaswani et al. 2017 have some 25k source tokens and as many
+of the target), one vocabulary of 32k for both languages. It differs in two points: β2 of Adam is
+OpenNMT-tf's .998 (v3: .997), and dropout is that of Vaswani et al. alone (v3: .1 inside attention
+and feed-forward too).
 """
 
 from tf_teaforn.data.sources import TfdsSource

@@ -253,7 +253,7 @@ def test_unusable_directories(tmp_path):
     with pytest.raises(UserError, match="needs a local folder"):
         build("gs://bucket/cache")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=f"{tmp_path}/file.* environment variable TMPDIR: take"):
+    with pytest.raises(UserError, match=f"{tmp_path}/file.* Name another folder with --cache_dir"):
         build(tmp_path / "file")
 
 

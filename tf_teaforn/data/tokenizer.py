@@ -347,7 +347,8 @@ class Tokenizer(SubwordTokenizer):
             raise UserError(
                 f"a vocabulary must have pad, eos, unk at ids 0, 1, 2; this has them at"
                 f" {', '.join(map(str, special_ids))}. Train it with bin/build_vocab, or with"
-                " spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
+                " spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"
+                " --user_defined_symbols='<n>' --byte_fallback."
             )
         super().__init__(files, {}, processor.get_piece_size())
         self._unknown_text = processor.decode([UNK_ID])
