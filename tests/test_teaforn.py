@@ -268,9 +268,13 @@ def test_what_would_have_no_effect_is_refused():
     with pytest.raises(UserError, match="discount is fixed when the model is made"):
         model.discount = 0.9
     for settings in ({"loss": "mse"}, {"metrics": ["accuracy"]}):
+        model = teaforn(n=2)
         model.compile(optimizer="sgd", **settings)
         with pytest.raises(UserError, match="compile: loss and metrics are TeaForN's own"):
             model.fit(INPUTS, TARGETS, verbose=0)
+    model.compile(optimizer="sgd")
+    history = model.fit(INPUTS, TARGETS, verbose=0).history
+    assert history.keys() == {"loss", "loss_0", "loss_1", "accuracy", "tokens"}
     seq2seq = teaforn(n=1).seq2seq
     seq2seq.embedding.embeddings.regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(UserError, match="embeddings has a regularizer, which .* not count"):

@@ -157,14 +157,14 @@ def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, 
     ("steps", "digests", "different"),
     [
         ([9, 9], ["ab12cd34ef", "ab12cd34ef"], None),
-        ([9, 8], ["ab12cd34ef", "ab12cd34ef"], "checkpoint"),
-        ([9, 9, 9], ["ab12cd34ef", "ab12cd34ef", "ffff000011"], "split train"),
+        ([8, 9, 10], ["ab12cd34ef", "ab12cd34ef", "ab12cd34ef"], "checkpoint"),
+        ([9, 9], ["ab12cd34ef", "ffff000011"], "split train"),
     ],
 )
 def test_workers_that_would_not_compute_one_run_are_refused(steps, digests, different, tmp_path):
-    numbers = [int(digest[:8], 16) for digest in digests]
+    numbers = [int(digest[:5], 16) for digest in digests]
     for step, digest in zip(steps, digests, strict=True):
-        sums = iter([sum(steps), len(steps), sum(numbers), len(steps)])
+        sums = iter([sum(x**k for x in facts) for facts in (steps, numbers) for k in range(3)])
         run = types.SimpleNamespace(step=step, state={"data": {"train": digest}})
         run.workers = types.SimpleNamespace(sum=lambda value, sums=sums: float(next(sums)))
         run.model_dir = tmp_path

@@ -202,11 +202,14 @@ class TeaForN(TrainStep, keras.Model):
 
     def _checked(self, x, y=None):
         """`x`, whose ids are looked at: arrays' at once, a dataset's as it is read."""
-        if self._compile_loss is not None or self._compile_metrics is not None:
+        # Not what Keras made of them, which it keeps when a model is compiled again without.
+        given = self._compile_config.config if self.compiled else {}
+        if any(given.get(name) is not None for name in ("loss", "metrics", "weighted_metrics")):
             raise UserError(
                 "compile: loss and metrics are TeaForN's own. Leave out loss, metrics and "
                 "weighted_metrics; another loss overrides loss_sums."
             )
+        self._compile_loss = self._compile_metrics = None
         if isinstance(x, dict):
             ids = {name: value for name, value in x.items() if name.endswith("_token_ids")}
             self.seq2seq.check_ids(**ids, **({} if y is None else {"targets": y}))
@@ -222,7 +225,7 @@ class TeaForN(TrainStep, keras.Model):
         own = list(self._trackers.values())
         # Those of a subclass. Keras' own mean of losses is of `compute_loss`, which is not used.
         known = {id(metric) for metric in (*own, self._loss_tracker)}
-        return own + [metric for metric in super().metrics if id(metric) not in known]
+        return own + [metric for metric in self._metrics if id(metric) not in known]
 
     def hidden_states(self, inputs, training=False):
         """Outputs o_s of all stages: list of N tensors [B, T, D].

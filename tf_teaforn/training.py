@@ -315,10 +315,12 @@ class Run:
 
     def _check_workers(self):
         """Raises UserError where workers would go on from other steps, or with other data."""
-        # As many digits as a sum of floats is exact for.
-        facts = {f"split {name}": int(d[:8], 16) for name, d in self.state["data"].items()}
+        # As many digits as sums of squares are exact for.
+        facts = {f"split {name}": int(d[:5], 16) for name, d in self.state["data"].items()}
         for what, fact in {"checkpoint": self.step, **facts}.items():
-            if round(self.workers.sum(fact)) != fact * round(self.workers.sum(1)):
+            powers = [round(self.workers.sum(fact**power)) for power in range(3)]
+            # Of equal numbers alone the mean of the squares is the square of the mean.
+            if powers[0] * powers[2] != powers[1] ** 2:
                 raise UserError(
                     f"--model_dir={self.model_dir}: another worker has another {what}. All have to "
                     "read the same folder, whole, and the same data."

@@ -32,6 +32,8 @@ def counterpart(seq2seq):
     def refuse(what):
         raise UserError(f"--format=transformers: {what} has no counterpart there.")
 
+    if not seq2seq.embedding.tie_weights:
+        refuse("an embedding with softmax weights of their own")
     for part, kind in (("encoder", TransformerEncoder), ("decoder", TransformerDecoder)):
         layer = getattr(seq2seq, part)
         if type(layer) is not kind:
