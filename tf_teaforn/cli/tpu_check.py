@@ -28,7 +28,10 @@ _LISTS = ("n", "remat")
 _KEYS = {"step", "measured"}
 # Of models that exist: --model and --vocab_size say their sizes here, and all weights train.
 _NOT_MEASURED = ("init_from", "freeze")
-# Those that a step's program depends on.
+# Settings that no step's program depends on.
+_OUTSIDE = {"data_dir", "cache_dir", "eval_every", "eval_examples", "checkpoint_every", "keep"}
+_OUTSIDE |= {"patience", "export_on_best", "log_every", "beam_size", "beam_alpha", "decode_length"}
+# Those that it depends on.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "tensorflow-tpu", "jax", "libtpu", "keras")
 # What libtpu asks the machine for, if it is not told, and JAX's own device.
 _ENVIRONMENT = {
@@ -119,13 +122,21 @@ def check(values):
             "compiler_flags": os.environ["LIBTPU_INIT_ARGS"],
             "versions": _versions(),
         }
-        measured = next((record["measured"] for record in known if record["step"] == step), None)
+        measured = next(
+            (r["measured"] for r in known if _program(r["step"]) == _program(step)), None
+        )
         if measured is None:
             measured = measure(changed, topology, batch_size, values.compile)
             if values.output:
                 with open(values.output, "a") as file:
                     print(json.dumps({"step": step, "measured": measured}), file=file)
         print(table.line(settings, measured), flush=True)
+
+
+def _program(step):
+    """A step without the settings that its program does not depend on."""
+    settings = {k: v for k, v in step.get("settings", {}).items() if k not in _OUTSIDE}
+    return {**step, "settings": settings}
 
 
 def _versions():

@@ -337,6 +337,8 @@ def _summaries(grid: Grid) -> list[Table]:
         for task in grid.tasks
         for metric in dict.fromkeys(k[-1] for k in grid.experiment.reported if k[0] == task)
     ]
+    # What runs of translations that stand for summaries are compared by.
+    columns += [(task, "bleu") for task in grid.tasks if "bleu" in grid.metrics()]
     rows = []
     for arm in grid.experiment.arms:
         for k in grid.experiment.beam_sizes:
@@ -351,7 +353,8 @@ def _summaries(grid: Grid) -> list[Table]:
                 for task in grid.tasks
                 for value in scores.get(task, (None, None, None))
             ]
-            rows.append((f"{peer} (paper)", *cells))
+            others = ["-"] * (len(columns) - len(cells))
+            rows.append((f"{peer} (paper)", *cells, *others))
     header = [f"{task_title(grid, task)}: {METRIC_NAMES[metric]}" for task, metric in columns]
     return [Table("Summaries", ("", *header), tuple(rows))]
 
