@@ -29,6 +29,9 @@ FRACTION = (lambda value: 0 <= value <= 1, "a number from 0 to 1")
 _LARGEST_INT = 2**31 - 1
 SEED = (lambda value: 0 <= value < 2**32, "a number from 0, below 2^32")
 FINITE = (math.isfinite, "a finite number")
+# Settings that neither a step nor what is learned depends on.
+BOOKKEEPING = frozenset(("data_dir", "cache_dir", "keep", "patience", "log_every"))
+BOOKKEEPING |= {"export_on_best", "beam_size", "beam_alpha"}
 PARTS = ("embedding", "encoder", "decoder")
 SOME_PARTS = (
     lambda value: set(value.split(",")) < set(PARTS),

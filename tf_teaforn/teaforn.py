@@ -187,6 +187,7 @@ class TeaForN(TrainStep, keras.Model):
             tf.errors.InvalidArgumentError: an id in a `tf.data` dataset is outside of the
                 vocabulary.
         """
+        self._check_compiled()
         if kwargs.get("class_weight") is not None:
             raise UserError(
                 "class_weight: tokens have no class weights. Give one weight for each target as "
@@ -198,10 +199,11 @@ class TeaForN(TrainStep, keras.Model):
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As that of every Keras model; raises what `fit` raises."""
+        self._check_compiled()
         return super().evaluate(self._checked(x, y), y, *args, **kwargs)
 
-    def _checked(self, x, y=None):
-        """`x`, whose ids are looked at: arrays' at once, a dataset's as it is read."""
+    def _check_compiled(self):
+        """Refuses a loss and metrics given to `compile`, which would have no effect."""
         # Not what Keras made of them, which it keeps when a model is compiled again without.
         given = self._compile_config.config if self.compiled else {}
         if any(given.get(name) is not None for name in ("loss", "metrics", "weighted_metrics")):
@@ -210,6 +212,9 @@ class TeaForN(TrainStep, keras.Model):
                 "weighted_metrics; another loss overrides loss_sums."
             )
         self._compile_loss = self._compile_metrics = None
+
+    def _checked(self, x, y=None):
+        """`x`, whose ids are looked at: arrays' at once, a dataset's as it is read."""
         if isinstance(x, dict):
             ids = {name: value for name, value in x.items() if name.endswith("_token_ids")}
             self.seq2seq.check_ids(**ids, **({} if y is None else {"targets": y}))
@@ -238,7 +243,7 @@ class TeaForN(TrainStep, keras.Model):
         """
         seq2seq, decoders = self.seq2seq, self.decoders
         by_stage = training and self.remat == "stage"
-        for layer in {id(layer): layer for layer in (seq2seq.encoder, *decoders)}.values():
+        for layer in (seq2seq.encoder, *decoders):
             # Another TeaForN around them may have set it.
             if hasattr(type(layer), "remat_layers"):
                 layer.remat_layers = self.remat == "layer"

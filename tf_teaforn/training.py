@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
-from tf_teaforn.config import RunConfig
+from tf_teaforn.config import BOOKKEEPING, RunConfig
 from tf_teaforn.data import cache, pipeline
 from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.data.tokenizers import DESCRIPTION, has_tokenizer, save_tokenizer
@@ -47,9 +47,8 @@ _RECORDS = "metrics.jsonl"
 _logger = logging.getLogger(__name__)
 
 # What may change between a run and its continuation.
-_CHANGEABLE = ("eval_every", "checkpoint_every", "keep", "patience", "log_every")
-_CHANGEABLE += ("export_on_best", "beam_size", "beam_alpha", "decode_length", "data_dir")
-_CHANGEABLE += ("steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens", "cache_dir")
+_CHANGEABLE = BOOKKEEPING | {"eval_every", "checkpoint_every", "decode_length", "remat"}
+_CHANGEABLE |= {"steps_per_execution", "on_nonfinite", "micro_batch_tokens"}
 # Options of a task that its vocabulary does not depend on.
 _OF_NO_VOCABULARY = ("valid_files", "test_files", "metric")
 
@@ -152,7 +151,7 @@ class Run:
         if of_all_workers:
             fixed = {*earlier.flat(), *self.config.flat()} - {"data_dir", "cache_dir"}
         elif checkpoint.steps(self.model_dir):
-            changeable = {*_CHANGEABLE}
+            changeable = set(_CHANGEABLE)
             if self.config.training.schedule != "linear":
                 changeable.add("train_steps")
             # A task's option that is given no more is a difference too.
@@ -424,12 +423,11 @@ class Run:
             try:
                 with Interruption() as interruption:
                     self._train(train_cache, valid_cache, translator, examples, interruption)
-            except BaseException:
+            finally:
                 # What a run that went wrong has recorded since its last checkpoint tells why.
                 if self.workers.chief:
                     with contextlib.suppress(Exception):
                         self._sync_records()
-                raise
         else:
             _logger.info("The run is at step %d already: nothing is left to do", self.step)
         return self.state["best"]

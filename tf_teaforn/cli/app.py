@@ -60,8 +60,8 @@ def given_settings(values, but=()):
         given["init_from"] = model
     elif "init_from" in given and not given["init_from"].startswith("keras_nlp:"):
         given["init_from"] = absolute(given["init_from"])
-    if "cache_dir" in given:
-        given["cache_dir"] = absolute(given["cache_dir"])
+    if given.get("cache_dir"):
+        given["cache_dir"] = absolute(local(values, "cache_dir"))
     return given
 
 

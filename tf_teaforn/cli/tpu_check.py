@@ -20,6 +20,7 @@ from absl import flags
 
 from tf_teaforn.cli import app
 from tf_teaforn.cli.evaluate import whole_numbers
+from tf_teaforn.config import BOOKKEEPING
 from tf_teaforn.errors import UserError
 
 # Lists here.
@@ -29,8 +30,7 @@ _KEYS = {"step", "measured"}
 # Of models that exist: --model and --vocab_size say their sizes here, and all weights train.
 _NOT_MEASURED = ("init_from", "freeze")
 # Settings that no step's program depends on.
-_OUTSIDE = {"data_dir", "cache_dir", "eval_every", "eval_examples", "checkpoint_every", "keep"}
-_OUTSIDE |= {"patience", "export_on_best", "log_every", "beam_size", "beam_alpha", "decode_length"}
+_OUTSIDE = BOOKKEEPING | {"eval_every", "eval_examples", "checkpoint_every", "decode_length"}
 # Those that it depends on.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "tensorflow-tpu", "jax", "libtpu", "keras")
 # What libtpu asks the machine for, if it is not told, and JAX's own device.
@@ -122,9 +122,8 @@ def check(values):
             "compiler_flags": os.environ["LIBTPU_INIT_ARGS"],
             "versions": _versions(),
         }
-        measured = next(
-            (r["measured"] for r in known if _program(r["step"]) == _program(step)), None
-        )
+        program = _program(step)
+        measured = next((r["measured"] for r in known if _program(r["step"]) == program), None)
         if measured is None:
             measured = measure(changed, topology, batch_size, values.compile)
             if values.output:

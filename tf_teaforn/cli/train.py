@@ -20,7 +20,6 @@ from etils import epath
 
 from tf_teaforn.cli import app
 from tf_teaforn.errors import UserError, did_you_mean
-from tf_teaforn.paths import is_remote
 
 
 def define_flags(values):
@@ -196,8 +195,6 @@ def check(config, task):
             "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out and "
             "run bin/export afterwards without KERAS_BACKEND."
         )
-    if config.data.cache_dir and is_remote(config.data.cache_dir):
-        raise UserError(f"--cache_dir={config.data.cache_dir}: this has to be on a local disk.")
     method = dataclasses.asdict(config.teaforn)
     del method["shared"]
     check_settings(**method, vocabulary_size=config.model.vocab_size)

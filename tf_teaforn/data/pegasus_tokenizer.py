@@ -34,6 +34,9 @@ class PegasusTokenizer(SubwordTokenizer):
       shift: what is added to SentencePiece's ids.
       vocabulary_size: of the model, if it has more ids than the vocabulary; the rest has no text.
 
+    Attributes:
+      end: number of ids that the vocabulary has.
+
     Raises:
       UserError: not a SentencePiece model of this kind.
     """

@@ -3,14 +3,12 @@
 import os
 from collections.abc import Sequence
 
-from tf_teaforn.config import RunConfig
+from tf_teaforn.config import BOOKKEEPING, RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.command_line import FILES
 
 # Settings that do not change what is learned.
-_IGNORED = {"keep", "patience", "log_every", "export_on_best", "data_dir"}
-_IGNORED |= {"beam_size", "beam_alpha", "steps_per_execution", "on_nonfinite"}
-_IGNORED |= {"remat", "micro_batch_tokens", "cache_dir"}
+_IGNORED = BOOKKEEPING | {"steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 # A task's own settings where they are not given.

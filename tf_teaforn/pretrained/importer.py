@@ -3,7 +3,7 @@
 import re
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.pretrained.tensors import model_type, read_settings
+from tf_teaforn.pretrained.tensors import model_type, read_settings, settings_if_any
 
 # What our tokenizers drop, wherever it is.
 _WITHOUT_TEXT = re.compile(r"<extra_id_\d+>|<mask>")
@@ -83,8 +83,8 @@ class HuggingFaceFolder(Pretrained):
         self._folder = folder
         self._origin = folder / "config.json"
         self._settings = read_settings(folder)
-        path = folder / "generation_config.json"
-        generation = read_settings(folder, path.name) if path.exists() else self._settings
+        # Older folders have them among the model's.
+        generation = settings_if_any(folder, "generation_config.json") or self._settings
         found = [f"{n}={generation[n]}" for n in _GENERATION if generation.get(n) is not None]
         if found:
             self.notes = (
@@ -103,15 +103,11 @@ def refuse_added_tokens(folder, end):
     Raises:
         UserError: names the tokens, which ours would take apart like any other text.
     """
-    added = {}
-    if (folder / "added_tokens.json").exists():
-        added |= read_settings(folder, "added_tokens.json")
-    if (folder / "tokenizer_config.json").exists():
-        decoder = read_settings(folder, "tokenizer_config.json").get("added_tokens_decoder", {})
-        added |= {token["content"]: int(number) for number, token in decoder.items()}
-    if (folder / "tokenizer.json").exists():
-        tokens = read_settings(folder, "tokenizer.json").get("added_tokens", [])
-        added |= {token["content"]: token["id"] for token in tokens}
+    added = settings_if_any(folder, "added_tokens.json")
+    decoder = settings_if_any(folder, "tokenizer_config.json").get("added_tokens_decoder", {})
+    added |= {token["content"]: int(number) for number, token in decoder.items()}
+    tokens = settings_if_any(folder, "tokenizer.json").get("added_tokens", [])
+    added |= {token["content"]: token["id"] for token in tokens}
     wrong = [t for t, number in added.items() if number >= end and not _WITHOUT_TEXT.fullmatch(t)]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -3,7 +3,7 @@
 from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.pretrained.importer import Pretrained
-from tf_teaforn.pretrained.tensors import read_settings
+from tf_teaforn.pretrained.tensors import settings_if_any
 
 
 class OwnRun(Pretrained):
@@ -11,8 +11,7 @@ class OwnRun(Pretrained):
 
     @classmethod
     def recognizes(cls, folder):
-        path = folder / model_dirs.CONFIG
-        return path.exists() and "format_version" in read_settings(folder)
+        return "format_version" in settings_if_any(folder, model_dirs.CONFIG)
 
     def __init__(self, folder):
         self._spec = "best"

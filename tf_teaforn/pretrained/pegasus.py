@@ -4,7 +4,7 @@ from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, Pegasus
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout
 from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
-from tf_teaforn.pretrained.tensors import read_settings
+from tf_teaforn.pretrained.tensors import settings_if_any
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
@@ -22,9 +22,7 @@ class Pegasus(BartLayout):
         if ids != _IDS:
             raise UserError(f"{self._origin}: PEGASUS has {_IDS}, this has {ids}.")
         files = read_files(folder, SENTENCEPIECE_FILE)
-        shift = SHIFT
-        if (folder / "tokenizer_config.json").exists():
-            shift = read_settings(folder, "tokenizer_config.json").get("offset", SHIFT)
+        shift = settings_if_any(folder, "tokenizer_config.json").get("offset", SHIFT)
         size = self._settings.get("vocab_size")
         if not isinstance(size, int):
             raise UserError(f"{self._origin} has no vocab_size.")

@@ -186,11 +186,14 @@ def read_settings(folder, name="config.json"):
     return settings
 
 
+def settings_if_any(folder, name):
+    """`read_settings`; {} where there is no such file."""
+    return read_settings(folder, name) if (epath.Path(folder) / name).exists() else {}
+
+
 def model_type(folder):
     """What a Hugging Face folder says of itself, or None."""
-    if not (epath.Path(folder) / "config.json").exists():
-        return None
-    return read_settings(folder).get("model_type")
+    return settings_if_any(folder, "config.json").get("model_type")
 
 
 def open_safetensors(folder):
