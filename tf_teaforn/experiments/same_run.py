@@ -31,7 +31,7 @@ def differences(
         checkpoints: which are scored, as --checkpoint has them.
     """
     mine, theirs = found.flat(), expected.flat()
-    ignored = _IGNORED | (_OF_STAGES if expected.teaforn.n == 1 else set())
+    ignored = {*_IGNORED, *(_OF_STAGES if expected.teaforn.n == 1 else ())}
     ignored |= {"model", "vocab_size"} if expected.model.init_from else set()
     if all(_steps(found, spec) == _steps(expected, spec) for spec in checkpoints):
         ignored.add("eval_every")
