@@ -3,6 +3,7 @@
     bin/report --results=runs/base/results.json --output_dir=runs/base/report
     bin/report --results=runs/ende/results.json,runs/enfr/results.json --output_dir=report
 
+Files of the same experiment, data and settings are parts of one grid and make one section.
 Writes report.html (one file with everything in it), report.md, numbers.csv and figures/.
 """
 
@@ -14,7 +15,10 @@ from tf_teaforn.cli import app
 def define_flags(values):
     """Flags of bin/report."""
     flags.DEFINE_list(
-        "results", [], "Files that bin/sweep wrote, a section each.", flag_values=values
+        "results",
+        [],
+        "Files that bin/sweep wrote; parts of one grid (seeds, arms, tasks) make one section.",
+        flag_values=values,
     )
     flags.DEFINE_string("output_dir", None, "Folder for the report.", flag_values=values)
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.catalog import Score, get_experiment
+from tf_teaforn.experiments.parts import join
 from tf_teaforn.experiments.plan import scaled
 from tf_teaforn.experiments.plots import figures
 from tf_teaforn.experiments.results import read
@@ -60,22 +61,26 @@ class Section:
 
 
 def sections(paths: Sequence[str]) -> list[Section]:
-    """One section an experiment a results file.
+    """One section an experiment; results files that are parts of one grid make one (`join`).
 
     Raises:
         UserError: no such file, or one without an experiment.
     """
-    found = []
-    for path in map(Path, paths):
-        if not path.exists():
+    files = []
+    for path in paths:
+        if not Path(path).exists():
             raise UserError(f"--results={path}: there is no such file.")
-        results = read(path)
-        for name, about in results["experiments"].items():
+        files.append((path, read(path)))
+    joined = join(files)
+    found = []
+    for part in joined:
+        for name, about in part.results["experiments"].items():
             experiment = scaled(get_experiment(name), about["scale"])
-            grid = Grid(experiment, results)
+            grid = Grid(experiment, part.results)
             title = experiment.title
-            if len(paths) > 1:
-                title += f" ({path.resolve().parent.name})"
+            if len(joined) > 1:
+                folders = [Path(path).resolve().parent.name for path in part.paths]
+                title += f" ({', '.join(folders)})"
             found.append(Section(title, grid, tuple(tables(grid)), figures(grid)))
     if not found:
         raise UserError(f"--results={','.join(map(str, paths))}: there is no experiment in it yet.")

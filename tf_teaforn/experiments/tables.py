@@ -117,12 +117,21 @@ class Grid:
         steps = self.about.get("train_steps", {})
         self.planned = max(len(seeds), experiment.seeds)
         arms = [arm.name for arm in experiment.arms]
-        self.runs = {
+        runs = {
             name: run
             for name, run in runs_of(self.about, arms, results["runs"]).items()
             if run["seed"] in seeds
             # Another experiment in the folder may have trained for longer.
             and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
+        }
+        # The file has them in the order in which they began.
+        ours = list(tasks.values())
+        self.runs = {
+            name: runs[name]
+            for *_, name in sorted(
+                (ours.index(run["task"]), run["seed"], arms.index(run["arm"]), name)
+                for name, run in runs.items()
+            )
         }
         self.tasks = tuple(tasks)
 
