@@ -1,11 +1,14 @@
 """A grid that was run in parts gives the report of one that was run in one folder."""
 
 import copy
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import results
 from tf_teaforn.experiments.parts import join
 from tf_teaforn.experiments.report import sections, write_report
@@ -93,9 +96,12 @@ RUN = "text-transformer_multi30k-n1-seed1"
         (("experiments", NAME, "files", "test_files"), "other.tsv", "other.tsv"),
         (("experiments", NAME, "files_sha256", "train_files"), "0ff1ce", "0ff1ce"),
         (("experiments", NAME, "vocabulary_sha256", "text"), "0ff1ce", "vocabulary_sha256, text"),
-        (("experiments", NAME, "train_steps", "n1"), 9, "train_steps, n1: 16000 and 9"),
+        (("experiments", NAME, "beam_sizes"), [1, 2], "beam_sizes: [1, 2, 4, 8] and [1, 2]"),
+        (("runs", RUN, "train_steps"), 9, "--train_steps: 16000 there, 9 here"),
+        (("runs", RUN, "settings", "new_one"), 9, "Unknown setting"),
         (("runs", RUN, "settings", "dropout"), 0.5, "--dropout: 0.2 there, 0.5 here"),
         (("runs", RUN, "evaluations", 0, "beam_alpha"), 0.0, "--beam_alpha"),
+        (("runs", RUN, "evaluations", 7, "references_sha256"), "0ff1ce", "other references (test)"),
     ],
     ids=str,
 )
@@ -112,12 +118,136 @@ def test_what_has_no_common_mean_stays_apart(tmp_path, whole, caplog, keys, valu
 
 def test_one_run_with_two_scores_is_not_joined(whole):
     other = json.loads(json.dumps(whole))
+    other["runs"][RUN]["seconds"] = 1.0
     assert len(join([("a", whole), ("b", other)])) == 1
     other["runs"][RUN]["evaluations"][0]["metrics"]["bleu"] += 0.1
     assert len(join([("a", whole), ("b", other)])) == 2
+    other["runs"][RUN]["status"] = "failed"
+    for parts in ([whole, other], [other, whole]):
+        (found,) = join([("a", parts[0]), ("b", parts[1])])
+        assert found.results["runs"][RUN] == whole["runs"][RUN]
+
+
+def test_a_copy_that_was_taken_during_scoring_adds_nothing(whole):
+    early = copy.deepcopy(whole)
+    run = early["runs"][RUN]
+    run["evaluations"] = run["evaluations"][:4]
+    run.pop("status")
+    none = copy.deepcopy(early)
+    none["runs"][RUN] |= {"status": "failed", "evaluations": []}
+    for parts, best in (([early, whole], whole), ([none, early], early)):
+        for ordered in (parts, parts[::-1]):
+            (found,) = join([("a", ordered[0]), ("b", ordered[1])])
+            assert found.results["runs"][RUN] == best["runs"][RUN]
+
+
+def test_significance_is_taken_from_whoever_tested_it(whole):
+    name = "text-transformer_multi30k-n2-discount0.5-seed2"
+    untested = copy.deepcopy(whole)
+    assert untested["runs"][name].pop("comparisons")
+    for parts in ([untested, whole], [whole, untested]):
+        (found,) = join([("a", parts[0]), ("b", parts[1])])
+        assert found.results["runs"] == whole["runs"]
+
+
+def test_steps_that_were_only_tried_count_for_nothing(whole):
+    one, other, _ = in_parts(whole)
+    tried = copy.deepcopy(one)
+    tried["runs"] = {n: r for n, r in one["runs"].items() if r["arm"] != "n1"}
+    tried["experiments"][NAME]["train_steps"]["n1"] = 99000
+    for parts in ([tried, other], [other, tried]):
+        (found,) = join([("a", parts[0]), ("b", parts[1])])
+        assert set(found.results["experiments"][NAME]["train_steps"].values()) == {16000}
+
+
+def test_what_is_not_known_of_files_keeps_nothing_apart(whole):
+    one, other, _ = in_parts(whole)
+    for digests in ({}, {"train_files": one["experiments"][NAME]["files_sha256"]["train_files"]}):
+        other["experiments"][NAME]["files_sha256"] = digests
+        (found,) = join([("a", one), ("b", other)])
+        about = found.results["experiments"][NAME]
+        assert about["files_sha256"] == one["experiments"][NAME]["files_sha256"]
+
+
+def test_a_file_of_two_experiments_joins_those_of_one_each(whole):
+    one, other, last = in_parts(whole)
+    other["experiments"] = {"multi30k": other["experiments"][NAME]}
+    last["experiments"]["multi30k"] = copy.deepcopy(last["experiments"][NAME])
+    files = [("a", one), ("b", other), ("c", last)]
+    for ordered in itertools.permutations(files):
+        (found,) = join(ordered)
+        assert found.results["runs"].keys() == whole["runs"].keys()
+    assert [part.paths for part in join(files[:2])] == [("a",), ("b",)]
+
+
+def test_the_order_of_sections_is_that_of_the_files(whole):
+    one, other, _ = in_parts(whole)
+    elsewhere = copy.deepcopy(one)
+    elsewhere["experiments"][NAME]["files"]["test_files"] = "others"
+    found = join([("a", one), ("b", elsewhere), ("c", other)])
+    assert [part.paths for part in found] == [("a", "c"), ("b",)]
+
+
+def test_arms_that_differ_in_more_than_the_method_are_told_of(tmp_path, whole):
+    one, other, last = in_parts(whole)
+    for run in [*one["runs"].values(), *last["runs"].values()]:
+        if run["arm"] != "n1":
+            run["settings"]["batch_tokens"] = 4096
+            for evaluation in run["evaluations"]:
+                evaluation["beam_alpha"] = 0.0
+    write_report(written(tmp_path, [one, other, last]), str(tmp_path / "report"))
+    text = (tmp_path / "report" / "report.md").read_text()
+    (line,) = re.findall("TeaFor2 .* differs from Teacher forcing in more than the method.*", text)
+    assert line.endswith(
+        ": --batch_tokens: 1024 there, 4096 here; --beam_alpha: [0.6] there, [0.0] here."
+    )
+    write_report([str(WHOLE)], str(tmp_path / "whole"))
+    assert "differs from" not in (tmp_path / "whole" / "report.md").read_text()
+
+
+def test_other_references_in_one_file_are_told_of(tmp_path, whole):
+    for evaluation in whole["runs"][RUN]["evaluations"]:
+        evaluation["references_sha256"] = "0ff1ce"
+    write_report(written(tmp_path, [whole]), str(tmp_path / "report"))
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert (
+        "test set: scored on references of SHA-256 0ff1ce: text-transformer_multi30k-n1, " in text
+    )
+
+
+def test_speed_is_of_the_same_settings(whole):
+    """Where nothing is scored, what changes no weight counts too."""
+    one, other, _ = in_parts(whole)
+    for part in (one, other):
+        part["experiments"][NAME] |= {"checkpoints": [], "beam_sizes": []}
+        for run in part["runs"].values():
+            del run["evaluations"]
+    assert len(join([("a", one), ("b", other)])) == 1
+    other["runs"][RUN]["settings"]["remat"] = "stage"
+    assert len(join([("a", one), ("b", other)])) == 2
 
 
 def test_settings_that_teach_nothing_may_differ(whole):
     one, other, _ = in_parts(whole)
-    other["runs"][RUN]["settings"]["log_every"] = 7
+    other["runs"][RUN]["settings"] |= {"log_every": 7, "remat": "stage"}
     assert len(join([("a", one), ("b", other)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("experiments", "of_tomorrow"), None, "this version has no experiment of_tomorrow"),
+        (
+            ("runs", RUN, "evaluations", 0),
+            {"metrics": {}},
+            f"an evaluation of {RUN} has no beam_size",
+        ),
+    ],
+    ids=["experiment", "evaluation"],
+)
+def test_files_that_are_not_understood(tmp_path, whole, keys, value, message):
+    set_in(whole, keys, value or whole["experiments"][NAME])
+    (path,) = written(tmp_path, [whole])
+    with pytest.raises(UserError, match=message) as raised:
+        sections([path])
+    assert path in str(raised.value)

@@ -348,30 +348,78 @@ def test_comparisons_hold_for_the_scores_that_are_recorded(finished, options, ta
     assert after[other]["comparisons"] == before[other]["comparisons"][:1]
 
 
-@pytest.mark.parametrize("missing", ["beam", "metric", "alpha", "status"])
-def test_a_record_that_lacks_something_is_trained_again(finished, options, task, tmp_path, missing):
+@pytest.mark.parametrize("missing", ["beam", "metric", "alpha"])
+def test_a_record_that_lacks_a_score_is_not_trained_again(
+    finished, options, task, tmp_path, missing
+):
     name = "text-transformer_tiny-n2-discount0.5-seed2"
 
     def change(results):
-        run = results["runs"][name]
+        evaluations = results["runs"][name]["evaluations"]
         if missing == "beam":
-            del run["evaluations"][0]
+            del evaluations[0]
         if missing == "metric":
-            del run["evaluations"][0]["metrics"]["chrf"]
+            del evaluations[0]["metrics"]["chrf"]
         if missing == "alpha":
-            run["evaluations"][0]["beam_alpha"] = 1.0
-        if missing == "status":
-            run["status"] = "failed"
+            evaluations[0]["beam_alpha"] = 1.0
 
     before = alone(finished, tmp_path, change)
     launch = Absent()
     wanted = dataclasses.replace(EXPERIMENT, metrics=("bleu", "chrf"))
     assert sweep.Sweep(wanted, tmp_path, options, task, launch).run() == [name]
+    assert launch.calls == []
+    after = read(tmp_path / "results.json")["runs"][name]
+    assert "--beam_size=1 and --beam_alpha=0.6, and its checkpoints are gone" in after["error"]
+    assert after == {**before[name], "error": after["error"]}
+
+
+def test_a_run_that_failed_is_trained_again(finished, options, task, tmp_path):
+    name = "text-transformer_tiny-n2-discount0.5-seed2"
+    failed = {"status": "failed"}
+    before = alone(finished, tmp_path, lambda results: results["runs"][name].update(failed))
+    launch = Absent()
+    assert sweep.Sweep(EXPERIMENT, tmp_path, options, task, launch).run() == [name]
     assert launch.calls == [("train", name)]
     # What it had stays until the new one is trained.
     after = read(tmp_path / "results.json")["runs"][name]
     assert after.pop("launched")["seconds"] >= 0
     assert after == {**before[name], "error": "no device"}
+
+
+def test_a_try_without_results_leaves_no_seeds_and_no_steps(finished, options, task, tmp_path):
+    shutil.copy(finished / "vocab-text.model", tmp_path)
+    tried = dataclasses.replace(options, seeds=(1, 2, 3), settings={"train_steps": 99})
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, tried, task, Absent()).run()) == 6
+    about = read(tmp_path / "results.json")["experiments"]["tiny"]
+    assert about["seeds"] == [1, 2, 3] and about["train_steps"]["n1"] == 99
+    shutil.copytree(finished / "runs", tmp_path / "runs", dirs_exist_ok=True)
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, options, task, lambda *_: pytest.fail("launched"))
+    assert grid.run() == []
+    results = read(tmp_path / "results.json")
+    about = results["experiments"]["tiny"]
+    assert about["seeds"] == [1, 2] and set(about["train_steps"].values()) == {6}
+    assert len(Grid(EXPERIMENT, results).runs) == 4
+
+
+def test_settings_are_recorded_with_those_of_the_task(finished, task):
+    """Other versions may have other ones."""
+    for run in read(finished / "results.json")["runs"].values():
+        assert task("text").defaults.keys() <= run["settings"].keys()
+        assert run["settings"]["batch_tokens"] == 512
+
+
+def test_what_changes_the_speed_is_another_measurement(finished, options, task, tmp_path):
+    measuring = dataclasses.replace(EXPERIMENT, beam_sizes=(), checkpoints=(), sets={})
+    before = alone(finished, tmp_path)
+    grid = sweep.Sweep(measuring, tmp_path, options, task, lambda *_: pytest.fail("launched"))
+    assert grid.run() == []
+    other = dataclasses.replace(options, settings={"remat": "stage"})
+    failed = sweep.Sweep(measuring, tmp_path, other, task, Absent()).run()
+    after = read(tmp_path / "results.json")["runs"]
+    assert failed == list(before)
+    for name, run in after.items():
+        assert "--remat: none there, stage here" in run["error"]
+        assert run == {**before[name], "error": run["error"]}
 
 
 def test_training_again_replaces_a_record(finished, options, task, tmp_path):
@@ -381,6 +429,7 @@ def test_training_again_replaces_a_record(finished, options, task, tmp_path):
         evaluations = results["runs"][name]["evaluations"]
         evaluations.append({**evaluations[0], "checkpoint_flag": "best"})
         del evaluations[0]
+        results["runs"][name]["status"] = "failed"
 
     alone(finished, tmp_path, change)
 
@@ -546,9 +595,9 @@ def test_runs_for_another_metric_are_other_runs(finished, options, tmp_path):
 def test_the_folder_decides_the_model_not_its_dropout():
     config = RunConfig(task="text").replace({"init_from": "/here/bart"})
     elsewhere = config.replace({"init_from": "/there/bart", "model": "bart", "vocab_size": 9})
-    assert differences(config, elsewhere) == []
+    assert differences(config, elsewhere, ["best"]) == []
     other = config.replace({"dropout": 0.3})
-    assert differences(config, other) == ["--dropout: None there, 0.3 here"]
+    assert differences(config, other, ["best"]) == ["--dropout: None there, 0.3 here"]
 
 
 def test_what_was_scored_counts_for_a_common_mean(finished, options, task, tmp_path):

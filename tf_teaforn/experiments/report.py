@@ -14,11 +14,12 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.experiments.catalog import Score, get_experiment
+from tf_teaforn.experiments.catalog import Score, experiment_names, get_experiment
 from tf_teaforn.experiments.parts import join
 from tf_teaforn.experiments.plan import scaled
 from tf_teaforn.experiments.plots import figures
-from tf_teaforn.experiments.results import read
+from tf_teaforn.experiments.results import has_result, read
+from tf_teaforn.experiments.same_run import beside_the_method, differences
 from tf_teaforn.experiments.tables import (
     METRIC_NAMES,
     Grid,
@@ -28,6 +29,7 @@ from tf_teaforn.experiments.tables import (
     numbers_of,
     runs_in_short,
     tables,
+    task_title,
 )
 
 _MARKS = "* fewer seeds than planned; † one seed, no standard error."
@@ -75,6 +77,11 @@ def sections(paths: Sequence[str]) -> list[Section]:
     found = []
     for part in joined:
         for name, about in part.results["experiments"].items():
+            if name not in experiment_names():
+                raise UserError(
+                    f"--results={','.join(part.paths)}: this version has no experiment {name}, but "
+                    f"{', '.join(experiment_names())}."
+                )
             experiment = scaled(get_experiment(name), about["scale"])
             grid = Grid(experiment, part.results)
             title = experiment.title
@@ -173,7 +180,54 @@ def _facts(section: Section) -> list[str]:
     facts += [
         f"{name} failed: {run['error']}" for name, run in grid.runs.items() if run.get("error")
     ]
-    return [*facts, *grid.experiment.notes, *_warnings(grid.runs)]
+    return [*facts, *_unequal(grid), *grid.experiment.notes, *_warnings(grid.runs)]
+
+
+def _unequal(grid: Grid) -> list[str]:
+    """Lines for what makes arms, or runs, differ in more than the method."""
+    lines = []
+    for task in grid.tasks:
+        first = None
+        references = collections.defaultdict(list)
+        for arm in grid.experiment.arms:
+            found = {name: run for name, run in grid.of(task, arm).items() if has_result(run)}
+            for name, run in found.items():
+                for role, digest in {(e["role"], e["references_sha256"]) for e in _scores(run)}:
+                    references[role, digest].append(name)
+            if not found:
+                continue
+            one = arm, next(iter(found.values()))
+            first = first or one
+            if unequal := _more_than_the_method(first, one, grid.about["checkpoints"]):
+                lines.append(
+                    f"{arm.label} differs from {first[0].label} in more than the method, "
+                    f"{task_title(grid, task)}: {'; '.join(unequal)}."
+                )
+        roles = collections.Counter(role for role, _ in references)
+        lines += [
+            f"{role} set: scored on references of SHA-256 {digest}: {runs_in_short(names)}; others "
+            "on other ones."
+            for (role, digest), names in references.items()
+            if roles[role] > 1
+        ]
+    return lines
+
+
+def _more_than_the_method(one, other, checkpoints):
+    """Lines for settings in which two (arm, run) differ."""
+    try:
+        configs = [beside_the_method(run, arm.steps) for arm, run in (one, other)]
+    except UserError as error:
+        return [f"what they were trained with is not known here ({error})"]
+    lines = differences(*configs, checkpoints)
+    alphas = [sorted({e.get("beam_alpha") for e in _scores(run)}) for _, run in (one, other)]
+    if all(alphas) and alphas[0] != alphas[1]:
+        lines.append(f"--beam_alpha: {alphas[0]} there, {alphas[1]} here")
+    return lines
+
+
+def _scores(run):
+    return run.get("evaluations", ())
 
 
 def _warnings(runs: Mapping[str, Any]) -> list[str]:

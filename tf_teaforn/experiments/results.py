@@ -31,6 +31,9 @@ FORMAT_VERSION = 1
 _ABOUT = {"scale", "tasks", "model", "seeds", "beam_sizes", "checkpoints", "commands"}
 # What there is of each run from its start.
 _ABOUT_RUN = {"task", "arm", "seed", "settings", "train_steps", "command", "version"}
+# What there is of each evaluation.
+_SCORED = {"role", "checkpoint_flag", "beam_size", "metrics", "signature", "references_sha256"}
+_SCORED |= {"command", "split"}
 # A curve is thinned to about so many points.
 _POINTS = 200
 
@@ -53,6 +56,9 @@ def read(path: epath.PathLike) -> dict[str, Any]:
             for name, entry in results[part].items():
                 if missing := sorted(needed - entry.keys()):
                     raise ValueError(f"{part}, {name}, has no {', '.join(missing)}")
+                for evaluation in entry.get("evaluations", ()):
+                    if missing := sorted(_SCORED - evaluation.keys()):
+                        raise ValueError(f"an evaluation of {name} has no {', '.join(missing)}")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         detail = f": {error}" if type(error) is ValueError else ""
         raise UserError(
@@ -85,6 +91,11 @@ def runs_of(
         and run["arm"] in arms
         and run["settings"]["model"] == about["model"]
     }
+
+
+def has_result(run: Mapping[str, Any]) -> bool:
+    """Whether there is a result of a run: it is scored, or at its end."""
+    return bool(run.get("evaluations")) or run.get("status") == "done"
 
 
 def read_curves(path: epath.PathLike) -> dict[str, dict[str, list[list[float]]]]:

@@ -1,14 +1,17 @@
 """Whether two settings are those of one run: they learn the same, and the same is scored."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tf_teaforn.config import BOOKKEEPING, RunConfig
 from tf_teaforn.errors import UserError
-from tf_teaforn.experiments.command_line import FILES
+from tf_teaforn.experiments.command_line import FILES, task_options_in
 
-# Settings that do not change what is learned.
-_IGNORED = BOOKKEEPING | {"steps_per_execution", "on_nonfinite", "remat", "micro_batch_tokens"}
+# Settings that do not change what is learned, but how fast and in how much memory.
+_OF_SPEED = {"steps_per_execution", "remat", "micro_batch_tokens"}
+# What an arm sets, or a seed. Of the subwords the vocabulary itself counts, not the number.
+_OF_ARMS = {"n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed", "vocab_size"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 # A task's own settings where they are not given.
@@ -21,17 +24,18 @@ class OtherRunError(UserError):
     """What is there of a run has other settings."""
 
 
-def differences(
-    found: RunConfig, expected: RunConfig, checkpoints: Sequence[str] = ()
-) -> list[str]:
-    """Lines for settings that make two runs differ in what they learn, or in what is scored.
+def differences(found: RunConfig, expected: RunConfig, checkpoints: Sequence[str]) -> list[str]:
+    """Lines for settings that make two runs differ in what they learn, or in what is measured.
 
     Args:
         found, expected: paths count by file name.
-        checkpoints: which are scored, as --checkpoint has them.
+        checkpoints: which are scored, as --checkpoint has them; none: speed and memory are measured
+            instead.
     """
     mine, theirs = found.flat(), expected.flat()
-    ignored = {*_IGNORED, *(_OF_STAGES if expected.teaforn.n == 1 else ())}
+    ignored = {*BOOKKEEPING, "on_nonfinite"}
+    ignored |= _OF_STAGES if expected.teaforn.n == 1 else set()
+    ignored |= _OF_SPEED if checkpoints else set()
     ignored |= {"model", "vocab_size"} if expected.model.init_from else set()
     if all(_steps(found, spec) == _steps(expected, spec) for spec in checkpoints):
         ignored.add("eval_every")
@@ -57,3 +61,19 @@ def _steps(config: RunConfig, spec: str) -> list[int]:
         return sorted(validated)
     saved = {*range(training.checkpoint_every, last + 1, training.checkpoint_every), *validated}
     return sorted(saved)[-int(spec.partition("average:")[2] or 1) :]
+
+
+def beside_the_method(run: Mapping[str, Any], times: float = 1.0) -> RunConfig:
+    """Settings of a recorded run that all arms and seeds of its task should have in common.
+
+    Args:
+        run: of a results file.
+        times: how many times the experiment's number of updates its arm takes.
+
+    Raises:
+        UserError: a setting of a version that is not this one.
+    """
+    settings = {k: v for k, v in run["settings"].items() if k not in _OF_ARMS}
+    settings["train_steps"] = round(run["train_steps"] / times)
+    options = task_options_in(run["command"])
+    return RunConfig(task=run["task"], task_options=options).replace(settings)

@@ -50,7 +50,7 @@ from tf_teaforn.experiments.processes import (
 )
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.records import Records, place
-from tf_teaforn.experiments.results import read_curves, runs_of
+from tf_teaforn.experiments.results import has_result, read_curves, runs_of
 from tf_teaforn.experiments.same_run import OtherRunError, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
@@ -165,15 +165,19 @@ class Sweep:
             "commands": [portable(shlex.join(self.options.command))],
         }
         known = self.records.experiments.get(self.experiment.name, {})
+        measured = self._measured(known)
         if all(known.get(name) == entry[name] for name in ("scale", "files", "model")):
-            # A part of the grid, after another.
-            entry["seeds"] = sorted({*known["seeds"], *entry["seeds"]})
+            # A part of the grid, after another. Of a part without results nothing is left.
+            entry["seeds"] = sorted({*entry["seeds"], *(run["seed"] for run in measured)})
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
             # Of an arm that was run: with other steps it is refused.
-            entry["train_steps"] |= known.get("train_steps", {})
-        elif known and self._has_results(known):
+            arms = {run["arm"] for run in measured}
+            entry["train_steps"] |= {
+                arm: steps for arm, steps in known.get("train_steps", {}).items() if arm in arms
+            }
+        elif measured:
             different = next(n for n in ("scale", "files", "model") if known.get(n) != entry[n])
             raise UserError(
                 f"{self.records.path} has {self.experiment.name} with {different} "
@@ -396,11 +400,11 @@ class Sweep:
                     )
         return found
 
-    def _has_results(self, about):
-        """Whether runs of the experiment, as its entry has it, are scored."""
+    def _measured(self, about):
+        """Runs of the experiment, as its entry has it, that there are results of."""
         arms = [arm.name for arm in self.experiment.arms]
-        found = runs_of(about, arms, self.records.runs()).values()
-        return any(run.get("evaluations") for run in found)
+        runs = runs_of(about, arms, self.records.runs()).values() if about else ()
+        return [run for run in runs if has_result(run)]
 
     # Training
 
@@ -461,7 +465,7 @@ class Sweep:
         """Whether the results file has all of a run whose checkpoints are not there.
 
         Raises:
-            OtherRunError: what it has is another run.
+            OtherRunError: what it has is another run, or scored otherwise.
         """
         record = self.records.run(run.name)
         if self._has_checkpoints(run) or record.get("status") != "done":
@@ -472,23 +476,28 @@ class Sweep:
                 f"{self.records.path} has {run.name} with other settings: {'; '.join(different)}. "
                 "Take them up, or another --output_dir."
             )
-        wanted = itertools.product(self._scored(), self.experiment.beam_sizes)
-        return all(
-            any(
-                place(e) == (role, spec, k)
-                and e.get("beam_alpha") == self._alpha(run)
-                and self._is_complete(run, e)
-                for e in record.get("evaluations", [])
-            )
-            for (role, spec), k in wanted
-        )
+        alpha = self._alpha(run)
+        there = {
+            place(e)
+            for e in record.get("evaluations", [])
+            if e.get("beam_alpha") == alpha and self._is_complete(run, e)
+        }
+        for (role, spec), k in itertools.product(self._scored(), self.experiment.beam_sizes):
+            if (role, spec, k) not in there:
+                raise OtherRunError(
+                    f"{self.records.path} has no score, with all metrics, of {run.name}, {spec}, "
+                    f"on the {role} set with --beam_size={k} and --beam_alpha={alpha}, and its "
+                    f"checkpoints are gone from {self._model_dir(run)}. Copy them there, or take "
+                    "another --output_dir to train again."
+                )
+        return True
 
     def _check_other_seeds(self, run):
         """Raises `OtherRunError` where the run would share a mean with runs of other settings."""
         planned = {other.name: other for other in self.runs}
         for name, record in self.records.runs().items():
             siblings = name.rpartition("-seed")[0] == run.name.rpartition("-seed")[0]
-            if name == run.name or not siblings or not record.get("evaluations"):
+            if name == run.name or not siblings or not has_result(record):
                 continue
             sibling = planned.get(name)
             if sibling and record.get("status") != "done" and not self._has_checkpoints(sibling):
@@ -496,9 +505,9 @@ class Sweep:
                 continue
             found = self._recorded(run, record).replace({"seed": run.seed})
             different = self._differences(found, self._expected(run))
-            alphas = {e.get("beam_alpha") for e in record["evaluations"]}
+            alphas = {e.get("beam_alpha") for e in record.get("evaluations", [])}
             # Those of this sweep are scored with its own.
-            if not sibling and alphas != {self._alpha(run)}:
+            if not sibling and alphas - {self._alpha(run)}:
                 there = ", ".join(map(str, alphas))
                 different.append(f"--beam_alpha: {there} there, {self._alpha(run)} here")
             if different:
@@ -678,7 +687,7 @@ class Sweep:
             "task": run.task,
             "arm": run.arm.name,
             "seed": run.seed,
-            "settings": dict(run.settings),
+            "settings": {**self.get_task(run.task).defaults, **run.settings},
             "train_steps": run.settings["train_steps"],
         }
         # What was scored before had the settings that it had then.

@@ -515,7 +515,8 @@ def cost(grid: Grid) -> list[Table]:
     )
     note = (
         "Median over log windows, mean over runs; validation and checkpoints not counted. The "
-        "paper's are PEGASUS large on TPUs. Runs that shared a machine slow each other down."
+        "paper's are PEGASUS large on TPUs. Ratios hold for runs of one machine, each alone on it: "
+        "those that shared one slow each other down."
     )
     sources = f"Runs: {_code(measured_runs)}."
     return [Table("Cost of N", header, tuple(rows), note, sources, tuple(numbers))]
