@@ -2,11 +2,13 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import train_steps
+from tf_teaforn import TeaForN, testing
 from tf_teaforn.hlo import matmul_flops, seeds
 from tf_teaforn.tf_backend.hlo import train_step_hlo
 
@@ -98,6 +100,19 @@ def test_seeds_of_random_bits():
     found = [re.search(rf"[ %]{re.escape(name)} = (.*)", text)[1] for name in seeds(text).values()]
     assert len(set(found)) == 2
     assert sum(" add(" in line for line in found) == 1
+
+
+def test_seeds_of_a_train_step_are_short():
+    """For a TPU a remainder of 64-bit numbers is a thousand operations, and slow to compile."""
+    model = TeaForN(testing.tiny_model(dropout=0.1), n=2, word_drop=0.1)
+    model.compile(optimizer=keras.optimizers.SGD())
+    batch = testing.padded_batch(testing.random_pairs(8, 4, 5))
+    from jaxlib import _hlo
+
+    text = _hlo.XlaComputation(train_step_hlo(model, batch)).as_hlo_text()
+    assert len(seeds(text)) > 5 and "remainder(" not in text
+    keys = {name for name in seeds(text).values()}
+    assert all(re.search(rf"[ %]{re.escape(name)} = s32", text) for name in keys)
 
 
 def test_bits_without_a_seed():

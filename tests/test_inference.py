@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tf_teaforn
+from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
 
@@ -132,3 +133,16 @@ def test_arguments_of_the_wrong_kind(translator):
             translator.score(*pair)
     with pytest.raises(UserError, match="^There are 1 sources and 2 targets"):
         translator.score(["the cat"], ["le chat", "le chien"])
+
+
+def test_weights_are_read_once_a_search(translator):
+    """Not at every position: under TPUStrategy each reading is a copy from the TPU."""
+    from tf_teaforn.tf_backend.inference import search_function
+
+    function = search_function(translator.seq2seq, SearchConfig(beam_size=2, max_length=5))
+    graph = function.get_concrete_function().graph.as_graph_def()
+    read = [node for node in graph.node if node.op == "ReadVariableOp"]
+    assert len(read) == len(translator.seq2seq.weights)
+    # The loops' bodies.
+    inside = {node.op for loop in graph.library.function for node in loop.node_def}
+    assert {"BatchMatMulV2", "MatMul"} & inside and "ReadVariableOp" not in inside

@@ -229,7 +229,7 @@ def test_each_shape_is_a_program_of_its_own_on_a_tpu(on_tpu):
         on_tpu.train(iterator, first_step=1, steps=2)
     for step in (1, 2, 3, 4):
         on_tpu.train(iterator, first_step=step)
-    assert on_tpu.step("train_step").experimental_get_tracing_count() == 2
+    assert on_tpu._train_once().experimental_get_tracing_count() == 2
     assert_trained_on(on_tpu, batches)
     on_tpu.test(endless(batches, static=False).take(4))
     assert on_tpu.step("test_step").experimental_get_tracing_count() == 2

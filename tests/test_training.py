@@ -24,7 +24,7 @@ from tf_teaforn.config import RunConfig
 from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import get_task
-from tf_teaforn.tf_backend import step_runner
+from tf_teaforn.tf_backend import nonfinite, step_runner
 
 
 @pytest.fixture
@@ -349,12 +349,52 @@ def test_a_folder_in_use_and_another_vocabulary_are_refused(nano, corpus, tmp_pa
         tf_teaforn.load(model_dir, "latest")
 
 
-def test_a_step_that_does_not_fit_names_what_to_lower(nano, tmp_path, monkeypatch, capsys):
-    def train(*_):
-        with step_runner._readable_errors():
+def test_a_device_that_failed_is_no_other_worker(nano, tmp_path, monkeypatch, capsys):
+    def read(_):
+        raise tf.errors.UnavailableError(None, None, "Socket closed\nmore")
+
+    monkeypatch.setattr(nonfinite.NonfiniteGuard, "read", read)
+    assert nano(tmp_path, "--train_steps=1", "--eval_every=1") == 75
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "The device has failed or was taken away (Socket closed). Start the same" in error
+
+
+def test_validation_on_a_tpu_has_one_shape(nano, tmp_path, monkeypatch):
+    """Each is compiled there. The loss is that of many."""
+    runner = step_runner.StepRunner
+    iterator, test = runner.iterator, runner.test
+
+    def iterator_on_tpu(self, dataset):
+        self.on_tpu = True
+        return iterator(self, dataset)
+
+    def test_and_look(self, dataset):
+        shapes.update(tuple(batch[1].shape) for batch in dataset)
+        return test(self, dataset)
+
+    monkeypatch.setattr(runner, "test", test_and_look)
+    flags = ["--train_steps=1", "--eval_every=1", "--batching=pack", "--max_target_length=40"]
+    found = []
+    for name in ("cpu", "tpu"):
+        shapes = set()
+        if name == "tpu":
+            monkeypatch.setattr(runner, "iterator", iterator_on_tpu)
+        assert nano(tmp_path / name, *flags) == 0
+        *_, line = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found.append(({length for _, length in shapes}, json.loads(line)["loss_0"]))
+    assert 40 not in found[0][0] and found[1][0] == {40}
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("when", ["train", "nonfinite_steps"])
+def test_a_step_that_does_not_fit_names_what_to_lower(nano, tmp_path, monkeypatch, capsys, when):
+    """Some devices say so at once, others when they are asked for results."""
+
+    def run(runner, *_):
+        with runner.workers.readable_errors():
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9,9]\nmore")
 
-    monkeypatch.setattr(step_runner.StepRunner, "train", train)
+    monkeypatch.setattr(step_runner.StepRunner, when, run)
     assert nano(tmp_path, "--train_steps=1", "--eval_every=1") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     found = re.search(

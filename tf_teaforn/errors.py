@@ -57,7 +57,7 @@ class StoppedError(Exception):
 
 
 class LostWorkerError(StoppedError):
-    """Another worker of the same run is gone."""
+    """Another worker of the same run, or the device, is gone."""
 
     def __init__(self, message):
         # EX_TEMPFAIL of sysexits.h: "try again later".

@@ -13,6 +13,7 @@ from keras import ops
 import tf_teaforn.models.architecture  # noqa: F401 (registers what a saved model consists of)
 from tf_teaforn import objective
 from tf_teaforn.errors import UserError, check_backend
+from tf_teaforn.models.dropout import ShortSeeds
 from tf_teaforn.models.recompute import recompute
 from tf_teaforn.models.seq2seq import keep_frozen
 
@@ -269,7 +270,8 @@ class TeaForN(TrainStep, keras.Model):
         if not training or not self.word_drop:
             return x_BxTxD
         shape = tuple(ops.shape(x_BxTxD)[:2]) + (1,)
-        keep = keras.random.uniform(shape, seed=self.word_drop_seed) >= self.word_drop
+        seed = ShortSeeds(self.word_drop_seed)
+        keep = keras.random.uniform(shape, seed=seed) >= self.word_drop
         return x_BxTxD * ops.cast(keep, x_BxTxD.dtype)
 
     def _stage_input(self, hidden_BxTxD):

@@ -498,14 +498,20 @@ class Run:
         for every in (training.log_every, training.eval_every, training.checkpoint_every):
             ends.append((self.step // every + 1) * every)
         steps = min(training.steps_per_execution, min(ends) - self.step)
-        try:
+        with self._advice(self.step + 1):
             self.runner.train(batches, self.step + 1, steps)
-        except OutOfMemoryError as error:
-            line = advice(self.config, self.step + 1, str(error), self._memory(), self.replicas)
-            raise UserError(line) from error
         self.step += steps
         last = self.step == training.train_steps
         self.state["validated"] = not (self.step % training.eval_every == 0 or last)
+
+    @contextlib.contextmanager
+    def _advice(self, step):
+        """Raises `UserError`, which says what to lower, where a step does not fit into memory."""
+        try:
+            yield
+        except OutOfMemoryError as error:
+            line = advice(self.config, step, str(error), self._memory(), self.replicas)
+            raise UserError(line) from error
 
     def _memory(self):
         """`StepMemory` of a step on sentences of the maximum lengths."""
@@ -539,9 +545,11 @@ class Run:
         """Reports steps that were not finite since the last call.
 
         Raises:
-            UserError: there was one, and the run is to stop.
+            UserError: there was one, and the run is to stop; or one that did not fit into memory,
+                as some devices say only when they are asked for results.
         """
-        found = self.runner.guard.read()
+        with self._advice(self.step):
+            found = self.runner.nonfinite_steps()
         if found.first is None:
             return
         batch = self._describe_batch(train_cache, found.first)
@@ -615,13 +623,15 @@ class Run:
     def _validate(self, valid_cache, translator, examples, interruption):
         """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
         try:
-            with interruption.immediate(not self.workers.several):
+            with self._advice(self.step), interruption.immediate(not self.workers.several):
                 logs = self.runner.test(
                     pipeline.evaluation_dataset(
                         valid_cache,
                         batch_tokens=self._tokens_at_a_time(),
                         batch_multiple=self.replicas,
                         start_id=self.model.seq2seq.start_id,
+                        # Each is compiled, for minutes, on a TPU.
+                        one_shape=self.runner.on_tpu and self.config.data.batching != "bucket",
                     )
                 )
                 self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
@@ -631,9 +641,6 @@ class Run:
         except InterruptedWorkError:
             self.model.reset_metrics()
             return False
-        except OutOfMemoryError as error:
-            line = advice(self.config, self.step, str(error), self._memory(), self.replicas)
-            raise UserError(line) from error
         # The chief's decision is everybody's.
         score = self.workers.sum(metrics.get(self.task.headline_metric, 0.0))
         loss = self.workers.sum(logs["loss_0"] if self.workers.chief else 0.0)

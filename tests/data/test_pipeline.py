@@ -161,6 +161,14 @@ def test_evaluation_sees_every_example_in_order_of_length(cache, examples, batch
     assert shapes == sorted(shapes)
 
 
+def test_evaluation_in_one_shape(cache, examples):
+    elements = list(evaluation_dataset(cache, batch_tokens=160, one_shape=True))
+    found = [unbatched(element) for element in elements]
+    assert sorted(itertools.chain(*found)) == sorted(examples)
+    lengths = {(e[0]["encoder_token_ids"].shape[1], e[1].shape[1]) for e in elements}
+    assert lengths == {(MAX_SOURCE, MAX_TARGET)}
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, COUNT, 1000])
 def test_decode_batches(cache, examples, batch_size):
     seen = []

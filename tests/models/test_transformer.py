@@ -9,6 +9,7 @@ from keras import ops
 
 from tests import numpy_transformer
 from tf_teaforn import testing
+from tf_teaforn.models.dropout import Dropout
 from tf_teaforn.models.transformer import Residual, TransformerDecoder, TransformerEncoder
 
 WIDTH = 8
@@ -158,6 +159,18 @@ def test_dropout_works_in_training_only():
         np.testing.assert_array_equal(*kept)
         assert np.max(np.abs(dropped[0] - kept[0])) > 1e-2, rate
         assert np.max(np.abs(dropped[0] - dropped[1])) > 1e-2, rate
+
+
+def test_masks_are_those_of_keras():
+    x = np.ones((4, 50), "float32")
+    masks = []
+    for layer in (Dropout, keras.layers.Dropout):
+        keras.utils.set_random_seed(5)
+        layer = layer(0.3)
+        masks.append([ops.convert_to_numpy(layer(x, training=True)) for _ in range(3)])
+        np.testing.assert_array_equal(layer(x), x)
+    np.testing.assert_array_equal(*masks)
+    assert len({mask.tobytes() for mask in masks[0]}) == 3
 
 
 def test_bfloat16_computes_near_float32():

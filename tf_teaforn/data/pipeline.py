@@ -82,13 +82,19 @@ def training_plan(
 
 
 def evaluation_dataset(
-    cache: TokenCache, *, batch_tokens: int, batch_multiple: int = 1, start_id: int = PAD_ID
+    cache: TokenCache,
+    *,
+    batch_tokens: int,
+    batch_multiple: int = 1,
+    start_id: int = PAD_ID,
+    one_shape: bool = False,
 ) -> tf.data.Dataset:
-    """One pass over all examples in order of length; elements as of mode "bucket"."""
+    """One pass over all examples in order of length; elements as of mode "bucket" or "fixed"."""
+    shapes = _shapes(cache)
     batches = batching.sorted_batches(
         cache.source_lengths,
         cache.target_lengths,
-        shapes=_shapes(cache),
+        shapes=shapes[-1:] if one_shape else shapes,
         batch_tokens=batch_tokens,
         batch_multiple=batch_multiple,
     )

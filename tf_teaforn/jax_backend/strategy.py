@@ -1,5 +1,7 @@
 """Devices under JAX and the compiled step over them."""
 
+import contextlib
+
 import jax
 import keras
 import numpy as np
@@ -160,11 +162,15 @@ class StepRunner:
         strategy: the one under whose scope `model` was built and compiled.
         model: a compiled `TeaForN`.
         skip_nonfinite: whether steps after which a weight is not finite change nothing.
+
+    Attributes:
+        on_tpu: whether every shape of batch is compiled for a TPU.
     """
 
     def __init__(self, strategy, model, skip_nonfinite=False):
         self.strategy = strategy
         self.model = model
+        self.on_tpu = jax.default_backend() == "tpu"
         if not model.optimizer.built:
             with strategy.scope():
                 model.optimizer.build(model.trainable_variables)
@@ -208,9 +214,19 @@ class StepRunner:
         """
         variables = training_variables(self.model)
         for step in range(first_step, first_step + steps):
-            finite, values = _run(self._train_step, _values(variables), next(iterator))
-            _assign(sum(variables, []), sum(values, []))
-            self.guard.add(step, finite)
+            with _readable_errors():
+                finite, values = self._train_step(_values(variables), next(iterator))
+                _assign(sum(variables, []), sum(values, []))
+                self.guard.add(step, finite)
+
+    def nonfinite_steps(self):
+        """`NonfiniteSteps` since the last call; waits for the steps that are under way.
+
+        Raises:
+            OutOfMemoryError: one of them did not fit.
+        """
+        with _readable_errors():
+            return self.guard.read()
 
     def temporary_bytes(self, rows, source_length, target_length):
         """What XLA plans for gradients and activations of `train_step` on each device.
@@ -232,20 +248,24 @@ class StepRunner:
         """Runs over a finite dataset; returns the logs over all of it, as floats."""
         self.model.reset_metrics()
         for batch in self._distribute(dataset):
-            values = _run(self._test_step, _values(testing_variables(self.model)), batch)
+            with _readable_errors():
+                values = self._test_step(_values(testing_variables(self.model)), batch)
             _assign(self.model.metrics_variables, values)
         return self.read_logs()
 
     def read_logs(self):
         """Means since the last call, as floats; starts new ones."""
-        logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
+        with _readable_errors():
+            logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
         self.model.reset_metrics()
         return logs
 
 
-def _run(step, state, batch):
+@contextlib.contextmanager
+def _readable_errors():
+    # Steps run behind the program, which may hear of their end when it asks for results.
     try:
-        return step(state, batch)
+        yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

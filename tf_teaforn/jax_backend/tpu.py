@@ -149,9 +149,6 @@ _PHILOX = re.compile(
     re.MULTILINE,
 )
 
-# Of a seed by 2^31 - 2, to fit 32 bits (Keras' TensorFlow backend).
-_REMAINDER = re.compile(r"^( *)(\S+) = s64\[2\]\{0\} remainder\((\S+), (\S+)\)", re.MULTILINE)
-
 
 def _as_for_tpu(text):
     """What TensorFlow would have written for a TPU, from what it wrote for the CPU.
@@ -159,8 +156,6 @@ def _as_for_tpu(text):
     On a TPU it draws random numbers by the device's own generator, whose state is the seed as it
     is (tf2xla/kernels/stateless_random_ops_v2.cc: `GetKeyCounter`); Philox' state, which is longer,
     takes some hundred operations to make. Copies of variables to be updated are not StableHLO.
-    Remainders of seeds are taken in 32 bits: a TPU has no 64, and what its compiler puts in their
-    place, a thousand operations for each dropout, makes it slow and take tens of gigabytes.
     """
     seed_of = seeds(text)
 
@@ -175,14 +170,4 @@ def _as_for_tpu(text):
         )
         return "\n".join(indent + line for line in lines)
 
-    text = _REMAINDER.sub(
-        r"\1\2.seed = s32[2]{0} convert(\3)"
-        "\n"
-        r"\1\2.divisor = s32[2]{0} convert(\4)"
-        "\n"
-        r"\1\2.remainder = s32[2]{0} remainder(\2.seed, \2.divisor)"
-        "\n"
-        r"\1\2 = s64[2]{0} convert(\2.remainder)",
-        text,
-    )
     return _PHILOX.sub(drawn, text).replace(" copy(", " reshape(")

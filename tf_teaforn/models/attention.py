@@ -8,6 +8,8 @@ import functools
 import keras
 from keras import ops
 
+from tf_teaforn.models.dropout import Dropout
+
 # Finite, so that a row of padding gives a uniform distribution and not NaN.
 MASKED = -1e9
 
@@ -113,7 +115,7 @@ class MultiHeadAttention(AttentionOverKeys, keras.layers.Layer):
             keras.layers.Dense(hidden_dim, use_bias=use_bias, dtype=self.dtype_policy, name=name)
             for name in ("query", "key", "value", "output")
         )
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape=None):
         for layer in (self.query, self.key, self.value, self.output_projection):

@@ -19,6 +19,7 @@ from keras_hub.src.models.t5.t5_transformer_layer import T5TransformerLayer
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.attention import MASKED, AttentionOverKeys
+from tf_teaforn.models.dropout import Dropout
 from tf_teaforn.models.embedding import TokenEmbedding
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import TransformerDecoder
@@ -163,7 +164,7 @@ class _Bart(_HubStack):
         self.embedding_norm = keras.layers.LayerNormalization(
             epsilon=1e-5, dtype=self.dtype_policy, name="embedding_norm"
         )
-        self.embedding_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.embedding_dropout = Dropout(dropout, dtype=self.dtype_policy)
 
     def _layer(self, name):
         return self.layer_class(
@@ -338,7 +339,7 @@ class _T5(_HubStack):
         super().__init__(settings, **layer)
         self.final_norm = T5LayerNorm(norm_epsilon, dtype=_NORM_DTYPE, name="final_norm")
         self.input_dropout, self.output_dropout = (
-            keras.layers.Dropout(dropout, dtype=self.dtype_policy) for _ in range(2)
+            Dropout(dropout, dtype=self.dtype_policy) for _ in range(2)
         )
 
     def _layer(self, name):

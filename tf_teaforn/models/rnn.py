@@ -9,6 +9,7 @@ from keras import ops
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.attention import MultiHeadAttention
 from tf_teaforn.models.decoder import Decoder
+from tf_teaforn.models.dropout import Dropout
 
 CELLS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
 
@@ -45,7 +46,7 @@ class _Stack:
             "dropout": dropout,
         }
         self.hidden_dim = hidden_dim
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, dtype=self.dtype_policy)
         self.layers = [self._layer(f"layer_{i}") for i in range(num_layers)]
 
     def _recurrent(self, units, name):

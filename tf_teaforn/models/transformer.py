@@ -9,6 +9,7 @@ from keras import ops
 
 from tf_teaforn.models.attention import MultiHeadAttention, project
 from tf_teaforn.models.decoder import Decoder, batch_gather
+from tf_teaforn.models.dropout import Dropout
 from tf_teaforn.models.position import check_position_signal, position_signal
 from tf_teaforn.models.recompute import recompute
 
@@ -26,7 +27,7 @@ class FeedForward(keras.layers.Layer):
             intermediate_dim, activation=activation, dtype=self.dtype_policy, name="inner"
         )
         self.outer = keras.layers.Dense(hidden_dim, dtype=self.dtype_policy, name="outer")
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape=None):
         self.inner.build((None, None, self.hidden_dim))
@@ -59,7 +60,7 @@ class Residual(keras.layers.Layer):
         self.layer_norm = keras.layers.LayerNormalization(
             epsilon=norm_epsilon, dtype=self.dtype_policy, name="layer_norm"
         )
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, input_shape=None):
         self.layer_norm.build((None, None, self.hidden_dim))
@@ -125,7 +126,7 @@ class _Stack:
             "position_signal": position_signal,
         }
         self.hidden_dim = hidden_dim
-        self.input_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.input_dropout = Dropout(dropout, dtype=self.dtype_policy)
         self.final_norm = (
             keras.layers.LayerNormalization(
                 epsilon=norm_epsilon, dtype=self.dtype_policy, name="final_norm"

@@ -1,5 +1,8 @@
 """Search and scoring as compiled functions of token ids."""
 
+import contextlib
+
+import keras
 import tensorflow as tf
 
 from tf_teaforn import decoding
@@ -16,7 +19,8 @@ def search_function(seq2seq, config):
 
     @tf.function(input_signature=[_IDS])
     def run(source_ids):
-        return search(seq2seq, {"encoder_token_ids": source_ids}, config)
+        with _weights_read_once(seq2seq):
+            return search(seq2seq, {"encoder_token_ids": source_ids}, config)
 
     return run
 
@@ -26,6 +30,21 @@ def score_function(seq2seq):
 
     @tf.function(input_signature=[_IDS, _IDS])
     def run(source_ids, target_ids):
-        return score(seq2seq, {"encoder_token_ids": source_ids}, target_ids)
+        with _weights_read_once(seq2seq):
+            return score(seq2seq, {"encoder_token_ids": source_ids}, target_ids)
 
     return run
+
+
+@contextlib.contextmanager
+def _weights_read_once(seq2seq):
+    """Inside, the model computes with what its weights were where this began.
+
+    A search is a loop that would read them at every position. Under TPUStrategy it runs on the
+    host, as its shapes grow, and every reading of a weight is a copy from the TPU.
+    """
+    on_host = tf.config.list_logical_devices("TPU")
+    with tf.device("CPU:0" if on_host else None):
+        read = [(weight, tf.identity(weight.value)) for weight in seq2seq.weights]
+        with keras.StatelessScope(read):
+            yield

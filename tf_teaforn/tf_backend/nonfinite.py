@@ -24,7 +24,7 @@ class NonfiniteGuard:
         self._bad = tf.Variable(tf.zeros([stages + 1]), trainable=False)
 
     def begin(self, step):
-        """Says which step, from 1, comes next; outside replicas."""
+        """Says which step, from 1, this is; in each replica."""
         self._step.assign(step)
 
     def update(self, optimizer, sums, gradients, variables):

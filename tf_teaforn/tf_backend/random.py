@@ -4,8 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
-# Keras takes seeds modulo 2^31 - 2. That and this have no common factor, so that the replicas of a
-# generator never share a seed.
+# Seeds are cut to 32 bits, or taken modulo 2^31 - 2 in layers of Keras' own. Neither modulus has a
+# factor in common with this, so that the replicas of a generator never share a seed.
 _APART = 0x9E3779B1
 
 

@@ -18,13 +18,16 @@ class StepRunner:
         strategy: the one under whose scope `model` was built and compiled.
         model: a compiled `TeaForN`.
         skip_nonfinite: whether steps with a loss or gradient that is not finite change nothing.
+
+    Attributes:
+        on_tpu: whether every shape of batch is compiled for a TPU.
     """
 
     def __init__(self, strategy, model, skip_nonfinite=False):
         self.strategy = strategy
         self.model = model
         self.workers = Workers(strategy)
-        self._tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self.on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self._steps = {}
         with strategy.scope():
             self.guard = NonfiniteGuard(model.n, skip_nonfinite)
@@ -69,16 +72,15 @@ class StepRunner:
 
         Raises:
             UserError: several steps at once of batches without a static shape on a TPU.
-            LostWorkerError: another worker is gone.
+            LostWorkerError: another worker, or the device, is gone.
             OutOfMemoryError: the step does not fit.
         """
-        with _readable_errors():
+        with self.workers.readable_errors():
+            first_step = tf.constant(first_step, tf.int64)
             if self._one_trace(iterator.element_spec):
-                first_step, steps = (tf.constant(n, tf.int64) for n in (first_step, steps))
-                self._train_loop()(iterator, first_step, steps)
+                self._train_loop()(iterator, first_step, tf.constant(steps, tf.int64))
             elif steps == 1:
-                self.guard.begin(first_step)
-                self.step("train_step")(*next(iterator))
+                self._train_once()(first_step, *next(iterator))
             else:
                 raise UserError(
                     f"--steps_per_execution={steps}: on a TPU it takes batches of one shape. Add "
@@ -92,20 +94,51 @@ class StepRunner:
             for part in tf.nest.flatten(element_spec)
             for spec in getattr(part, "_value_specs", [part])
         ]
-        return not self._tpu or all(shape.is_fully_defined() for shape in shapes)
+        return not self.on_tpu or all(shape.is_fully_defined() for shape in shapes)
+
+    def nonfinite_steps(self):
+        """`NonfiniteSteps` since the last call; waits for the steps that are under way.
+
+        Raises:
+            LostWorkerError: another worker, or the device, is gone.
+            OutOfMemoryError: one of them did not fit.
+        """
+        with self.workers.readable_errors():
+            return self.guard.read()
 
     def _train_loop(self):
         if "loop" not in self._steps:
-            train_step = self._compiled("train_step")
+            train_step = self._numbered_step()
 
             @tf.function
             def run(iterator, first_step, steps):
                 for i in tf.range(steps):
-                    self.guard.begin(first_step + i)
-                    self.strategy.run(train_step, args=(next(iterator),))
+                    self.strategy.run(train_step, args=(first_step + i, next(iterator)))
 
             self._steps["loop"] = run
         return self._steps["loop"]
+
+    def _train_once(self):
+        if "once" not in self._steps:
+            train_step = self._numbered_step()
+
+            @tf.function
+            def run(number, *batch):
+                self.strategy.run(train_step, args=(number, batch))
+
+            self._steps["once"] = run
+        return self._steps["once"]
+
+    def _numbered_step(self):
+        """Each replica's train step, of the step's number and a batch."""
+        train_step = self._compiled("train_step")
+
+        def run(number, batch):
+            # Here every device writes its own copy; from outside, the host would write all.
+            self.guard.begin(number)
+            return train_step(batch)
+
+        return run
 
     def step(self, name, element_spec=None):
         """The compiled `train_step` or `test_step`; without `element_spec` with a trace a shape."""
@@ -144,7 +177,7 @@ class StepRunner:
         self.model.reset_metrics()
         dataset = self._distribute(dataset)
         one_trace = self._one_trace(dataset.element_spec)
-        with _readable_errors():
+        with self.workers.readable_errors():
             step = self.step("test_step", dataset.element_spec if one_trace else None)
             for batch in dataset:
                 step(*batch)
@@ -152,7 +185,7 @@ class StepRunner:
 
     def read_logs(self):
         """Means since the last call, as floats; starts new ones."""
-        with _readable_errors():
+        with self.workers.readable_errors():
             logs = {metric.name: float(metric.result()) for metric in self.model.metrics}
             self.model.reset_metrics()
         return logs
@@ -200,12 +233,44 @@ class Workers:
                 return self._strategy.experimental_local_results(sums)[0]
 
             self._total = total
-        with _readable_errors():
+        with self.readable_errors():
             return float(self._total(tf.constant(value / self.local, tf.float64)))
 
     def wait(self):
         """Returns once all workers have called it."""
         self.sum(0.0)
+
+    @contextlib.contextmanager
+    def readable_errors(self):
+        """Turns what TensorFlow says of a step that could not be taken into errors of this package.
+
+        Raises:
+            LostWorkerError: another worker is gone or, where there is none, the device.
+            OutOfMemoryError: the device's memory does not do.
+        """
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            raise OutOfMemoryError(_first_line(error)) from error
+        except (
+            tf.errors.UnavailableError,
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+        ) as error:
+            if not self.several:
+                raise LostWorkerError(
+                    f"The device has failed or was taken away ({_first_line(error)}). Start the "
+                    "same command again: it continues from the last checkpoint."
+                ) from error
+            raise LostWorkerError(
+                "Another worker has stopped or cannot be reached. Its own last lines say why. "
+                "Start the same command on all workers again: they continue from the last "
+                "checkpoint."
+            ) from error
+
+
+def _first_line(error):
+    return error.message.partition("\n")[0]
 
 
 def _split(dataset, first, local, replicas):
@@ -223,16 +288,3 @@ def _split(dataset, first, local, replicas):
         return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(part, batch))
 
     return dataset.flat_map(parts).prefetch(2 * local)
-
-
-@contextlib.contextmanager
-def _readable_errors():
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise OutOfMemoryError(error.message.partition("\n")[0]) from error
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        raise LostWorkerError(
-            "Another worker has stopped or cannot be reached. Its own last lines say why. Start "
-            "the same command on all workers again: they continue from the last checkpoint."
-        ) from error

@@ -67,7 +67,9 @@ def peak_memory():
 
 
 def device_memory():
-    """Bytes of the first local GPU, else of this machine."""
+    """Bytes of the first local GPU, else of this machine; None on a TPU, which does not tell."""
+    if tf.config.list_logical_devices("TPU"):
+        return None
     for device in device_lib.list_local_devices():
         if device.device_type == "GPU":
             return device.memory_limit
