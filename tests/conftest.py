@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # JAX would look for a TPU, because libtpu is installed, and report at length that there is none.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# To compile small models takes longer than to run them.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # Of minutes each: begun last, one would keep a worker busy while the others have nothing to do.
 _LONG_FILES = {

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests import train_steps
 from tf_teaforn import TeaForN, testing
 from tf_teaforn.hlo import matmul_flops, seeds
+from tf_teaforn.models.hub import build_bart, build_t5
 from tf_teaforn.tf_backend.hlo import train_step_hlo
 
 jax = pytest.importorskip("jax")
@@ -102,17 +103,29 @@ def test_seeds_of_random_bits():
     assert sum(" add(" in line for line in found) == 1
 
 
-def test_seeds_of_a_train_step_are_short():
+_SIZES = {"num_layers": 1, "hidden_dim": 4, "intermediate_dim": 6, "num_heads": 2, "dropout": 0.1}
+_BART = {**_SIZES, "max_positions": 16}
+_T5 = {**_SIZES, "head_dim": 2}
+_SEQ2SEQ = {
+    "transformer": lambda: testing.tiny_model(dropout=0.1),
+    "bart": lambda: build_bart(testing.TINY_VOCABULARY_SIZE, _BART, _BART),
+    "t5": lambda: build_t5(testing.TINY_VOCABULARY_SIZE, _T5, _T5),
+}
+
+
+@pytest.mark.parametrize("name", _SEQ2SEQ)
+def test_seeds_of_a_train_step_are_short(name):
     """For a TPU a remainder of 64-bit numbers is a thousand operations, and slow to compile."""
-    model = TeaForN(testing.tiny_model(dropout=0.1), n=2, word_drop=0.1)
+    model = TeaForN(_SEQ2SEQ[name](), n=2, word_drop=0.1)
     model.compile(optimizer=keras.optimizers.SGD())
     batch = testing.padded_batch(testing.random_pairs(8, 4, 5))
     from jaxlib import _hlo
 
     text = _hlo.XlaComputation(train_step_hlo(model, batch)).as_hlo_text()
-    assert len(seeds(text)) > 5 and "remainder(" not in text
-    keys = {name for name in seeds(text).values()}
-    assert all(re.search(rf"[ %]{re.escape(name)} = s32", text) for name in keys)
+    found = set(seeds(text).values())
+    assert len(found) > 5
+    assert all(re.search(rf"[ %]{re.escape(seed)} = s32", text) for seed in found)
+    assert not re.search(r"= s64\S* remainder\(", text)
 
 
 def test_bits_without_a_seed():

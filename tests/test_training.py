@@ -386,15 +386,25 @@ def test_validation_on_a_tpu_has_one_shape(nano, tmp_path, monkeypatch):
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
 
 
-@pytest.mark.parametrize("when", ["train", "nonfinite_steps"])
+@pytest.mark.parametrize("when", ["in_the_step", "later"])
 def test_a_step_that_does_not_fit_names_what_to_lower(nano, tmp_path, monkeypatch, capsys, when):
-    """Some devices say so at once, others when they are asked for results."""
+    """Some devices say so at once, others when they are first asked for results."""
 
-    def run(runner, *_):
+    def fail():
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9,9]\nmore")
+
+    def train(runner, *_):
         with runner.workers.readable_errors():
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9,9]\nmore")
+            fail()
 
-    monkeypatch.setattr(step_runner.StepRunner, when, run)
+    if when == "in_the_step":
+        monkeypatch.setattr(step_runner.StepRunner, "train", train)
+    else:
+        monkeypatch.setattr(nonfinite.NonfiniteGuard, "read", lambda _: fail())
+        seen = training.Run._tokens_seen
+        monkeypatch.setattr(
+            training.Run, "_tokens_seen", lambda run: fail() if run.step else seen(run)
+        )
     assert nano(tmp_path, "--train_steps=1", "--eval_every=1") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     found = re.search(

@@ -63,6 +63,14 @@ class LostWorkerError(StoppedError):
         # EX_TEMPFAIL of sysexits.h: "try again later".
         super().__init__(message, 75)
 
+    @classmethod
+    def device(cls, reason):
+        """The error for a device that has failed, with the runtime's own words."""
+        return cls(
+            f"The device has failed or was taken away ({reason}). Start the same command again: it "
+            "continues from the last checkpoint."
+        )
+
 
 class OutOfMemoryError(Exception):
     """The device's memory does not hold what a step needs."""

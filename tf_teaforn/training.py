@@ -460,6 +460,8 @@ class Run:
                     bar.update(self.step - bar.n)
                     if compiling:
                         compiling = False
+                        # Waits for what is under way, of which it may be told here only.
+                        self._check_steps(train_cache)
                         window = _Window(self.step, self._tokens_seen())
                     # A window of averages ends where validation takes over the metrics.
                     if self.step % training.log_every == 0 or not self.state["validated"]:

@@ -401,6 +401,23 @@ def test_a_try_without_results_leaves_no_seeds_and_no_steps(finished, options, t
     assert len(Grid(EXPERIMENT, results).runs) == 4
 
 
+def test_experiments_that_share_a_folder_keep_their_seeds_and_steps(
+    finished, options, task, tmp_path
+):
+    alone(finished, tmp_path)
+    other = dataclasses.replace(EXPERIMENT, name="other")
+    wrong = dataclasses.replace(options, settings={"train_steps": 99})
+    assert len(sweep.Sweep(other, tmp_path, wrong, task, Absent()).run()) == 4
+    for seeds, there in (((1,), [1]), ((1,), [1]), ((2,), [1, 2])):
+        part = dataclasses.replace(options, seeds=seeds)
+        grid = sweep.Sweep(other, tmp_path, part, task, lambda *_: pytest.fail("launched"))
+        assert grid.run() == []
+        results = read(tmp_path / "results.json")
+        about = results["experiments"]["other"]
+        assert about["seeds"] == there and set(about["train_steps"].values()) == {6}
+        assert len(Grid(other, results).runs) == 2 * len(there)
+
+
 def test_settings_are_recorded_with_those_of_the_task(finished, task):
     """Other versions may have other ones."""
     for run in read(finished / "results.json")["runs"].values():

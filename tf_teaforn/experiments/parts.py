@@ -9,7 +9,7 @@ from typing import Any
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.records import place
 from tf_teaforn.experiments.results import has_result
-from tf_teaforn.experiments.same_run import beside_the_method, differences
+from tf_teaforn.experiments.same_run import beside_the_method, differences, other_alphas
 
 # What all parts of an experiment have in common, and what they have for common tasks and flags.
 _SAME = ("scale", "model", "beam_sizes", "checkpoints")
@@ -105,9 +105,7 @@ def _run_difference(mine, theirs, checkpoints):
         lines = differences(*map(beside_the_method, runs), checkpoints)
     except UserError as error:
         return f"{names[0]}, {names[1]}: {error}"
-    alphas = [sorted({e.get("beam_alpha") for e in by.values()}) for by in scores]
-    if all(alphas) and alphas[0] != alphas[1]:
-        lines.append(f"--beam_alpha: {alphas[0]} there, {alphas[1]} here")
+    lines += other_alphas(*runs)
     return f"{names[0]} there, {names[1]} here: {'; '.join(lines)}" if lines else None
 
 

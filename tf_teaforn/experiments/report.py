@@ -19,7 +19,7 @@ from tf_teaforn.experiments.parts import join
 from tf_teaforn.experiments.plan import scaled
 from tf_teaforn.experiments.plots import figures
 from tf_teaforn.experiments.results import has_result, read
-from tf_teaforn.experiments.same_run import beside_the_method, differences
+from tf_teaforn.experiments.same_run import beside_the_method, differences, other_alphas
 from tf_teaforn.experiments.tables import (
     METRIC_NAMES,
     Grid,
@@ -219,11 +219,7 @@ def _more_than_the_method(one, other, checkpoints):
         configs = [beside_the_method(run, arm.steps) for arm, run in (one, other)]
     except UserError as error:
         return [f"what they were trained with is not known here ({error})"]
-    lines = differences(*configs, checkpoints)
-    alphas = [sorted({e.get("beam_alpha") for e in _scores(run)}) for _, run in (one, other)]
-    if all(alphas) and alphas[0] != alphas[1]:
-        lines.append(f"--beam_alpha: {alphas[0]} there, {alphas[1]} here")
-    return lines
+    return differences(*configs, checkpoints) + other_alphas(one[1], other[1])
 
 
 def _scores(run):

@@ -77,3 +77,15 @@ def beside_the_method(run: Mapping[str, Any], times: float = 1.0) -> RunConfig:
     settings["train_steps"] = round(run["train_steps"] / times)
     options = task_options_in(run["command"])
     return RunConfig(task=run["task"], task_options=options).replace(settings)
+
+
+def alphas_of(run: Mapping[str, Any]) -> set[float]:
+    """Values of --beam_alpha that a recorded run was scored with."""
+    return {e["beam_alpha"] for e in run.get("evaluations", ()) if "beam_alpha" in e}
+
+
+def other_alphas(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """A line as of `differences` where two recorded runs were scored with different ones."""
+    mine, theirs = sorted(alphas_of(there)), sorted(alphas_of(here))
+    different = mine and theirs and mine != theirs
+    return [f"--beam_alpha: {mine} there, {theirs} here"] if different else []

@@ -51,7 +51,7 @@ from tf_teaforn.experiments.processes import (
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.records import Records, place
 from tf_teaforn.experiments.results import has_result, read_curves, runs_of
-from tf_teaforn.experiments.same_run import OtherRunError, differences
+from tf_teaforn.experiments.same_run import OtherRunError, alphas_of, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
 from tf_teaforn.metrics import compare, default_metrics
@@ -168,7 +168,8 @@ class Sweep:
         measured = self._measured(known)
         if all(known.get(name) == entry[name] for name in ("scale", "files", "model")):
             # A part of the grid, after another. Of a part without results nothing is left.
-            entry["seeds"] = sorted({*entry["seeds"], *(run["seed"] for run in measured)})
+            seeds = {run["seed"] for run in measured} & {*known["seeds"]}
+            entry["seeds"] = sorted({*entry["seeds"], *seeds})
             entry["tasks"] = {**known["tasks"], **entry["tasks"]}
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
@@ -230,7 +231,7 @@ class Sweep:
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(do, run) for run in self.runs]
             try:
-                for future in futures:
+                for future in concurrent.futures.as_completed(futures):
                     future.result()
             except BaseException:
                 # No others shall begin, and those that run be over before the pool waits for them.
@@ -404,7 +405,13 @@ class Sweep:
         """Runs of the experiment, as its entry has it, that there are results of."""
         arms = [arm.name for arm in self.experiment.arms]
         runs = runs_of(about, arms, self.records.runs()).values() if about else ()
-        return [run for run in runs if has_result(run)]
+        steps = about.get("train_steps", {})
+        return [
+            run
+            for run in runs
+            # Another experiment in the folder may have trained for longer.
+            if has_result(run) and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
+        ]
 
     # Training
 
@@ -505,7 +512,7 @@ class Sweep:
                 continue
             found = self._recorded(run, record).replace({"seed": run.seed})
             different = self._differences(found, self._expected(run))
-            alphas = {e.get("beam_alpha") for e in record.get("evaluations", [])}
+            alphas = alphas_of(record)
             # Those of this sweep are scored with its own.
             if not sibling and alphas - {self._alpha(run)}:
                 there = ", ".join(map(str, alphas))

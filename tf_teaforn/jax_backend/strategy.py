@@ -6,7 +6,7 @@ import jax
 import keras
 import numpy as np
 
-from tf_teaforn.errors import NonfiniteSteps, OutOfMemoryError, UserError
+from tf_teaforn.errors import LostWorkerError, NonfiniteSteps, OutOfMemoryError, UserError
 
 STRATEGIES = ("auto", "one", "mirrored", "tpu")
 AXES = ("batch", "model")
@@ -210,6 +210,7 @@ class StepRunner:
         """`steps` updates from the next batches; `first_step` is the number of the first, from 1.
 
         Raises:
+            LostWorkerError: the device is gone.
             OutOfMemoryError: the step does not fit.
         """
         variables = training_variables(self.model)
@@ -223,6 +224,7 @@ class StepRunner:
         """`NonfiniteSteps` since the last call; waits for the steps that are under way.
 
         Raises:
+            LostWorkerError: the device is gone.
             OutOfMemoryError: one of them did not fit.
         """
         with _readable_errors():
@@ -267,9 +269,12 @@ def _readable_errors():
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise OutOfMemoryError(str(error).partition("\n")[0]) from error
+        line = str(error).partition("\n")[0]
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise OutOfMemoryError(line) from error
+        if line.startswith(("UNAVAILABLE", "ABORTED")):
+            raise LostWorkerError.device(line) from error
+        raise
 
 
 def _assign(variables, values):

@@ -33,4 +33,13 @@ class Dropout(keras.layers.Dropout):
         """`inputs`, of any shape; in training with a share `rate` of zeros, the rest scaled up."""
         if not training or not self.rate:
             return inputs
-        return keras.random.dropout(inputs, self.rate, seed=ShortSeeds(self.seed_generator))
+        seed = ShortSeeds(self.seed_generator)
+        return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
+
+
+def shorten_seeds(layer):
+    """Makes all of Keras' own dropouts in a layer, which is built, those of this module."""
+    for part in layer._flatten_layers():
+        if type(part) is keras.layers.Dropout:
+            # They differ in what they do alone, not in what they hold.
+            part.__class__ = Dropout

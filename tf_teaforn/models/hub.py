@@ -19,7 +19,7 @@ from keras_hub.src.models.t5.t5_transformer_layer import T5TransformerLayer
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.attention import MASKED, AttentionOverKeys
-from tf_teaforn.models.dropout import Dropout
+from tf_teaforn.models.dropout import Dropout, shorten_seeds
 from tf_teaforn.models.embedding import TokenEmbedding
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import TransformerDecoder
@@ -185,6 +185,7 @@ class _Bart(_HubStack):
         self.embedding_norm.build(shape)
         for layer in self.hub_layers:
             layer.build(*[shape] * self.streams)
+        shorten_seeds(self)
 
     def _enter(self, x, positions, training):
         table = ops.convert_to_tensor(self.position_embedding.position_embeddings)
@@ -383,6 +384,7 @@ class _T5(_HubStack):
             # They have no `build`: a symbolic call makes their weights.
             layer(x, attention_mask=mask, **(memory if self.is_decoder else {}))
         self.final_norm.build((None, None, self.hidden_dim))
+        shorten_seeds(self)
 
     def _leave(self, x):
         return self.output_dropout(self.final_norm(x))

@@ -258,10 +258,7 @@ class Workers:
             tf.errors.CancelledError,
         ) as error:
             if not self.several:
-                raise LostWorkerError(
-                    f"The device has failed or was taken away ({_first_line(error)}). Start the "
-                    "same command again: it continues from the last checkpoint."
-                ) from error
+                raise LostWorkerError.device(_first_line(error)) from error
             raise LostWorkerError(
                 "Another worker has stopped or cannot be reached. Its own last lines say why. "
                 "Start the same command on all workers again: they continue from the last "
