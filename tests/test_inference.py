@@ -8,6 +8,7 @@ import tf_teaforn
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
+from tf_teaforn.tf_backend import inference
 
 SOURCES = [
     "I see the cat",
@@ -135,14 +136,21 @@ def test_arguments_of_the_wrong_kind(translator):
         translator.score(["the cat"], ["le chat", "le chien"])
 
 
-def test_weights_are_read_once_a_search(translator):
-    """Not at every position: under TPUStrategy each reading is a copy from the TPU."""
-    from tf_teaforn.tf_backend.inference import search_function
-
-    function = search_function(translator.seq2seq, SearchConfig(beam_size=2, max_length=5))
+@pytest.mark.parametrize("has_tpu", [False, True])
+def test_weights_are_read_once_a_search_from_a_tpu(translator, monkeypatch, has_tpu):
+    """Each reading is a copy there."""
+    monkeypatch.setattr(inference, "_has_tpu", lambda: has_tpu)
+    config = SearchConfig(beam_size=2, max_length=5)
+    function = inference.search_function(translator.seq2seq, config)
     graph = function.get_concrete_function().graph.as_graph_def()
-    read = [node for node in graph.node if node.op == "ReadVariableOp"]
-    assert len(read) == len(translator.seq2seq.weights)
     # The loops' bodies.
     inside = {node.op for loop in graph.library.function for node in loop.node_def}
-    assert {"BatchMatMulV2", "MatMul"} & inside and "ReadVariableOp" not in inside
+    assert {"BatchMatMulV2", "MatMul"} & inside
+    assert ("ReadVariableOp" in inside) == (not has_tpu)
+    reads = sum(node.op == "ReadVariableOp" for node in graph.node)
+    assert (reads == len(translator.seq2seq.weights)) == has_tpu
+    monkeypatch.undo()
+    ids = translator.tokenizer.encode(SOURCES, 24)
+    expected = inference.search_function(translator.seq2seq, config)(ids)
+    for value, other in zip(function(ids), expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6)

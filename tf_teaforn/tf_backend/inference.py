@@ -19,7 +19,7 @@ def search_function(seq2seq, config):
 
     @tf.function(input_signature=[_IDS])
     def run(source_ids):
-        with _weights_read_once(seq2seq):
+        with _off_tpu(seq2seq):
             return search(seq2seq, {"encoder_token_ids": source_ids}, config)
 
     return run
@@ -30,21 +30,26 @@ def score_function(seq2seq):
 
     @tf.function(input_signature=[_IDS, _IDS])
     def run(source_ids, target_ids):
-        with _weights_read_once(seq2seq):
+        with _off_tpu(seq2seq):
             return score(seq2seq, {"encoder_token_ids": source_ids}, target_ids)
 
     return run
 
 
 @contextlib.contextmanager
-def _weights_read_once(seq2seq):
-    """Inside, the model computes with what its weights were where this began.
+def _off_tpu(seq2seq):
+    """Under TPUStrategy, what is inside computes on the host, whose shapes may grow.
 
-    A search is a loop that would read them at every position. Under TPUStrategy it runs on the
-    host, as its shapes grow, and every reading of a weight is a copy from the TPU.
+    Weights are read from the TPU where this begins: a search would copy them at every position.
     """
-    on_host = tf.config.list_logical_devices("TPU")
-    with tf.device("CPU:0" if on_host else None):
+    if not _has_tpu():
+        yield
+        return
+    with tf.device("CPU:0"):
         read = [(weight, tf.identity(weight.value)) for weight in seq2seq.weights]
         with keras.StatelessScope(read):
             yield
+
+
+def _has_tpu():
+    return bool(tf.config.list_logical_devices("TPU"))
