@@ -38,7 +38,7 @@ CASES = {
     ),
 }
 # Signals and kills of a case, one of them aimed at a save.
-INTERRUPTIONS = 3
+INTERRUPTIONS = 4
 # Seconds within which a run starts and takes its steps, however busy the machine.
 DEADLINE = 600
 
