@@ -84,12 +84,15 @@ def runs_of(
         runs: of the file, which may hold several experiments.
     """
     tasks, arms = set(about["tasks"].values()), set(arms)
+    steps = about.get("train_steps", {})
     return {
         name: run
         for name, run in runs.items()
         if run["task"] in tasks
         and run["arm"] in arms
         and run["settings"]["model"] == about["model"]
+        # Another experiment in the folder may have trained for longer.
+        and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
     }
 
 

@@ -174,10 +174,7 @@ class Sweep:
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
             # Of an arm that was run: with other steps it is refused.
-            arms = {run["arm"] for run in measured}
-            entry["train_steps"] |= {
-                arm: steps for arm, steps in known.get("train_steps", {}).items() if arm in arms
-            }
+            entry["train_steps"] |= {run["arm"]: run["train_steps"] for run in measured}
         elif measured:
             different = next(n for n in ("scale", "files", "model") if known.get(n) != entry[n])
             raise UserError(
@@ -405,13 +402,7 @@ class Sweep:
         """Runs of the experiment, as its entry has it, that there are results of."""
         arms = [arm.name for arm in self.experiment.arms]
         runs = runs_of(about, arms, self.records.runs()).values() if about else ()
-        steps = about.get("train_steps", {})
-        return [
-            run
-            for run in runs
-            # Another experiment in the folder may have trained for longer.
-            if has_result(run) and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
-        ]
+        return [run for run in runs if has_result(run)]
 
     # Training
 

@@ -114,15 +114,12 @@ class Grid:
         self.experiment = experiment
         self.about = results["experiments"][experiment.name]
         seeds, tasks = set(self.about["seeds"]), self.about["tasks"]
-        steps = self.about.get("train_steps", {})
         self.planned = max(len(seeds), experiment.seeds)
         arms = [arm.name for arm in experiment.arms]
         runs = {
             name: run
             for name, run in runs_of(self.about, arms, results["runs"]).items()
             if run["seed"] in seeds
-            # Another experiment in the folder may have trained for longer.
-            and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
         }
         # The file has them in the order in which they began.
         ours = list(tasks.values())
