@@ -231,6 +231,24 @@ def test_all_damaged_stops(tmp_path):
     assert not (tmp_path / "best").exists()
 
 
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
+def test_one_that_is_there_and_cannot_be_read_is_not_skipped(tmp_path, monkeypatch, name):
+    save(tmp_path, 1, 2)
+    path = tmp_path / "checkpoints" / "2" / name
+    real = gpath.PosixGPath.open
+
+    def failing(self, *args, **kwargs):
+        if os.fspath(self) == os.fspath(path):
+            raise OSError(5, "Input/output error")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(gpath.PosixGPath, "open", failing)
+    with pytest.raises(UserError) as caught:
+        checkpoint.load_training(tmp_path)
+    assert str(caught.value).startswith(f"{path} cannot be read (Input/output error): try again")
+    assert checkpoint.steps(tmp_path) == [1, 2]
+
+
 def test_foreign_and_hostile_files_are_refused(tmp_path):
     save(tmp_path, 1)
     folder = tmp_path / "checkpoints" / "1"

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(UserError):
-    """A file of a checkpoint is missing, unreadable, or not what was written."""
+    """A file of a checkpoint is missing or not what was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,8 @@ def load_training(
         Weights, optimizer, and state with "step"; None if there is no checkpoint yet.
 
     Raises:
-        UserError: there are checkpoints, and all of them are damaged.
+        UserError: there are checkpoints, and all of them are damaged; or one is there and cannot be
+            read (no permission, a network or a disk that fails).
     """
     available = steps(model_dir)
     for step in reversed(available):
@@ -469,9 +470,13 @@ def _read(path: epath.Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise DamagedCheckpointError(f"{path} cannot be read ({error.strerror})") from error
     except OSError as error:
-        raise DamagedCheckpointError(
-            f"{path} cannot be read ({error.strerror or error})"
+        # It may be whole: to go on from an older one would throw away what was trained since.
+        raise UserError(
+            f"{path} cannot be read ({error.strerror or error}): try again, give access to it, or "
+            "move its folder away"
         ) from error
 
 
