@@ -148,10 +148,10 @@ def test_cost(report):
     text = (report[0] / "report.md").read_text()
     rows = rows_of(text, "Cost of N")
     assert [row[1:5] for row in rows[2:]] == [
-        ["1", "6 (1.00x)", "-", "1 (1.00x)"],
-        ["2", "3 (0.50x)", "-", "2 (2.00x)"],
+        ["Teacher forcing", "6 (1.00x)", "-", "1 (1.00x)"],
+        ["TeaFor2 (λ = .5)", "3 (0.50x)", "-", "2 (2.00x)"],
     ]
-    assert rows[3][5:7] == ["1.25 (0.63x)", "8.96 (1.04x)"]
+    assert rows[3][5:8] == ["32", "1.25 (0.63x)", "8.96 (1.04x)"]
     name = "demo_ende-transformer_tiny"
     assert f"Runs: `{name}-n1, seeds 1, 2`; `{name}-n2-discount0.5, seeds 1, 2`.\n" in text
 
@@ -164,10 +164,10 @@ def test_cost_of_its_own_experiment(tmp_path):
     )
     write_report([path], str(tmp_path))
     text = (tmp_path / "report.md").read_text()
-    assert [row[1:3] + row[4:6] for row in rows_of(text, "Cost of N")[2:]] == [
-        ["1", "6 (1.00x)", "1 (1.00x)", "1.97 (1.00x)"],
-        ["2", "3 (0.50x)", "2 (2.00x)", "1.25 (0.63x)"],
-        ["3", "2 (0.33x)", "3 (3.00x)", "0.986 (0.50x)"],
+    assert [row[1:3] + row[4:7] for row in rows_of(text, "Cost of N")[2:]] == [
+        ["Teacher forcing", "6 (1.00x)", "1 (1.00x)", "16", "1.97 (1.00x)"],
+        ["TeaFor2 (λ = .5)", "3 (0.50x)", "2 (2.00x)", "32", "1.25 (0.63x)"],
+        ["TeaFor3 (λ = .5)", "2 (0.33x)", "3 (3.00x)", "48", "0.986 (0.50x)"],
     ]
     assert "3 of 3 runs are done" in text and "Against" not in text
     (row,) = (
@@ -189,8 +189,8 @@ def test_cost_is_compared_with_teacher_forcing_or_nothing(tmp_path):
     del teacher["speed"]["steps_per_second"]
     (section,) = sections([results_file(tmp_path / "results.json", "base", runs, (1, 4))])
     assert [row[1:5] for row in section.tables[-1].rows] == [
-        ("1", "-", "-", "1 (1.00x)"),
-        ("2", "3", "-", "2 (2.00x)"),
+        ("Teacher forcing", "-", "-", "1 (1.00x)"),
+        ("TeaFor2 (λ = .5)", "3", "-", "2 (2.00x)"),
     ]
     # Of training that did not end, only the memory is known.
     del teafor["curves"], teacher["speed"]
@@ -343,14 +343,14 @@ def test_a_run_that_was_not_scored_yet_is_listed_as_such(tmp_path):
     path = results_file(tmp_path / "results.json", "base", runs, (1, 4))
     write_report([path], str(tmp_path))
     text = (tmp_path / "report.md").read_text()
-    assert "1 of 6 runs are done" in text
+    assert "1 of 15 runs are done" in text
     assert [row[1] for row in rows_of(text + "\n\n", "Runs")[2:]] == ["done", "not scored yet"]
 
 
 def test_failures_and_warnings_are_said(report):
     folder, _ = report
     text = (folder / "report.md").read_text()
-    assert "5 of 6 runs are done; seeds 1, 2 of 5; scale: small" in text
+    assert "5 of 15 runs are done; seeds 1, 2 of 5; scale: small" in text
     assert "n2-discount0.5-unshared-seed2 failed: train ended with 1: <b>no memory</b>" in text
     # Seed 2 of both, and not of the arm that has only seed 1.
     assert warnings_of(text) == [

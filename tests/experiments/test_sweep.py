@@ -896,18 +896,42 @@ def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, ca
     ]
 
 
-def test_runs_that_are_recorded_as_done_count_for_no_time_left(options, task, tmp_path, caplog):
+def test_time_left_of_a_sweep_that_goes_on(options, task, tmp_path, caplog):
     runs = sweep.Sweep(EXPERIMENT, tmp_path, options, task).runs
-    progress = Progress(runs, 1, {runs[1].name, runs[3].name})
+    steps = runs[0].settings["train_steps"]
+    started = {runs[0].name: steps, runs[1].name: steps // 2}
+    progress = Progress(runs, 1, started, {runs[0].name: 40.0})
     with caplog.at_level(logging.INFO):
-        progress.report(runs[0], "done", 100.0, trained=True)
+        # N = 1 took 40 s, so that half of N = 2 will take 30 s, another N = 1 40 s and N = 2 60 s.
+        progress.report(runs[0], "was done already", None, trained=False)
+        # What is measured here counts: half an N = 2 takes as long as three quarters of an N = 1.
+        progress.report(runs[1], "done", 60.0, trained=True)
         progress.report(runs[2], "done", 100.0, trained=True)
-        progress.report(runs[1], "was done already", None, trained=False)
+        progress.report(runs[3], "done", 100.0, trained=True)
     assert [line.rpartition("seed")[2] for line in caplog.messages] == [
-        "1 done in 0:01:40; about 0:01:40 left",
+        "1 was done already; about 0:02:10 left",
+        "1 done in 0:01:00; about 0:03:20 left",
+        "2 done in 0:01:40; about 0:02:17 left",
         "2 done in 0:01:40",
-        "1 was done already",
     ]
+
+
+def test_a_sweep_that_goes_on_knows_where_its_runs_are(finished, options, task, tmp_path, caplog):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    results = read(folder / "results.json")
+    for number, (name, run) in enumerate(results["runs"].items()):
+        run["seconds"] = 100.0
+        if number >= 2:
+            del run["status"]
+            shutil.rmtree(folder / "runs" / name / "checkpoints" / "6")
+    shutil.rmtree(folder / "runs" / name / "checkpoints")
+    (folder / "results.json").write_text(json.dumps(results))
+    with caplog.at_level(logging.INFO):
+        assert len(sweep.Sweep(EXPERIMENT, folder, options, task, Absent()).run()) == 2
+    # N = 1 and N = 2 took 200 s for 6 steps each. The last two steps of another N = 1 are left, and
+    # a whole N = 2: (2 / 6 · 2 + 3) / (2 + 3) of that.
+    (line,) = (line for line in caplog.messages if line.startswith("[1/4]"))
+    assert line.endswith("-n1-seed1 was done already; about 0:02:27 left")
 
 
 def test_commands_are_kept_as_others_can_give_them(tmp_path, monkeypatch):

@@ -7,36 +7,42 @@ _logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """A line a run, with an estimate of the time left from the runs that were trained.
+    """A line a run, with an estimate of the time left.
 
     Args:
         runs: of the grid.
         parallel: how many at a time.
-        done: names of those that are expected to take no time.
+        started: the step that a run goes on from, by its name; its last step if it is done.
+        seconds: what runs took by name, for the estimate until one is trained here.
     """
 
-    def __init__(self, runs, parallel, done=()):
-        self.left = {run.name: 0 if run.name in done else self._weight(run) for run in runs}
+    def __init__(self, runs, parallel, started=None, seconds=None):
+        started, seconds = started or {}, seconds or {}
+        self.left = {run.name: _weight(run, started.get(run.name, 0)) for run in runs}
         self.total = len(runs)
         self.parallel = parallel
-        self.seconds = self.weight = 0.0
-
-    @staticmethod
-    def _weight(run):
-        # An encoder and N decoders.
-        return run.settings["train_steps"] * (1 + run.arm.n)
+        self.measured = (0.0, 0)
+        known = [run for run in runs if run.name in seconds]
+        self.recorded = (
+            sum(seconds[run.name] for run in known),
+            sum(_weight(run) for run in known),
+        )
 
     def report(self, run, outcome, seconds, trained):
-        del self.left[run.name]
-        took = ""
-        if trained:
-            self.seconds += seconds
-            self.weight += self._weight(run)
-        if seconds is not None:
-            took = f" in {datetime.timedelta(seconds=round(seconds))}"
+        weight = self.left.pop(run.name)
+        if trained and weight:
+            self.measured = (self.measured[0] + seconds, self.measured[1] + weight)
+        took = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
         left, rest = "", sum(self.left.values())
-        if rest and self.weight:
-            rest *= self.seconds / self.weight / self.parallel
+        in_seconds, in_steps = self.measured if self.measured[1] else self.recorded
+        if rest and in_steps:
+            rest *= in_seconds / in_steps / self.parallel
             left = f"; about {datetime.timedelta(seconds=round(rest))} left"
         done = self.total - len(self.left)
         _logger.info("[%d/%d] %s %s%s%s", done, self.total, run.name, outcome, took, left)
+
+
+def _weight(run, start=0):
+    """What there is to do from a step on, in steps of one stack of layers."""
+    # An encoder and N decoders.
+    return (run.settings["train_steps"] - start) * (1 + run.arm.n)

@@ -171,7 +171,7 @@ def _facts(section: Section) -> list[str]:
     runs = list(grid.runs.values())
     done = [run for run in runs if run.get("status") == "done"]
     facts = [
-        f"{len(done)} of {len(grid.experiment.arms) * len(about['seeds']) * len(grid.tasks)} runs "
+        f"{len(done)} of {len(grid.experiment.arms) * grid.planned * len(grid.tasks)} runs "
         f"are done; seeds {', '.join(map(str, about['seeds']))} of {grid.planned}; scale: "
         f"{about['scale']}; model {about['model']}; "
         f"steps {', '.join(map(str, sorted({run['train_steps'] for run in runs})))}.",

@@ -187,9 +187,7 @@ class Sweep:
         free: queue.SimpleQueue = queue.SimpleQueue()
         for index in range(count):
             free.put(share(gpus, index, count))
-        recorded = self.records.runs().items()
-        finished = {name for name, record in recorded if record.get("status") == "done"}
-        progress = Progress(self.runs, count, finished)
+        progress = Progress(self.runs, count, *self._done_before())
         reporting = threading.Lock()
         failed = []
 
@@ -223,6 +221,19 @@ class Sweep:
         else:
             self._do_side_by_side(do, count)
         return failed
+
+    def _done_before(self):
+        """({run: step it goes on from}, {run: seconds it took}), as far as there are any."""
+        started, seconds = {}, {}
+        for run in self.runs:
+            record = self.records.run(run.name)
+            if record.get("status") == "done":
+                started[run.name] = run.settings["train_steps"]
+                if record.get("seconds"):
+                    seconds[run.name] = record["seconds"]
+            elif found := checkpoint.steps(self._model_dir(run)):
+                started[run.name] = found[-1]
+        return started, seconds
 
     def _do_side_by_side(self, do, count):
         with concurrent.futures.ThreadPoolExecutor(count) as pool:

@@ -472,6 +472,7 @@ def _code(texts):
 def cost(grid: Grid) -> list[Table]:
     """Table 6: steps a second and memory by N, of shared decoders that read hidden states."""
     rows: list[tuple] = []
+    shown = set()
     measured_runs = []
     numbers = []
     for task in grid.tasks:
@@ -484,28 +485,31 @@ def cost(grid: Grid) -> list[Table]:
                 for name, run in grid.of(task, arm).items()
                 if run.get("speed") and "curves" in run
             }
-            if not (plain and runs) or any(row[:2] == (task, str(arm.n)) for row in rows):
+            if not (plain and runs) or (task, arm.n) in shown:
                 continue
+            shown.add((task, arm.n))
             measured = _speeds(grid, task, arm, runs)
             numbers += measured
             values = {number.place[-1]: number.mean for number in measured}
             if arm.n == 1:
                 teacher = values
             measured_runs.append(runs_in_short(runs))
-            steps, memory = paper.COST.get(arm.n, (None, None))
+            layers, steps, memory = paper.COST.get(arm.n, (None, None, None))
             cells = [_ratio(values, teacher, name, scale) for name, scale in _COST]
             reported = (
-                f"{steps:g} ({steps / paper.COST[1][0]:.2f}x)" if steps else "-",
-                f"{memory:g} ({memory / paper.COST[1][1]:.2f}x)" if memory else "-",
+                str(layers) if layers else "-",
+                f"{steps:g} ({steps / paper.COST[1][1]:.2f}x)" if steps else "-",
+                f"{memory:g} ({memory / paper.COST[1][2]:.2f}x)" if memory else "-",
             )
-            rows.append((task, str(arm.n), *cells, *reported, str(len(runs))))
+            rows.append((task, arm.label, *cells, *reported, str(len(runs))))
     rows = [(task_title(grid, task), *rest) for task, *rest in rows]
     header = (
         "",
-        "N",
+        "",
         "steps/s",
         "device GB",
         "host GB",
+        "paper: decoder layers",
         "paper: steps/s",
         "paper: device GB",
         "runs",
@@ -521,7 +525,7 @@ def cost(grid: Grid) -> list[Table]:
 
 def _speeds(grid: Grid, task: str, arm: Arm, runs) -> list[Number]:
     """What was measured while the runs of an arm were trained."""
-    steps, memory = paper.COST.get(arm.n, (None, None))
+    _, steps, memory = paper.COST.get(arm.n, (None, None, None))
     reported = {
         "steps_per_second": steps and Score(steps),
         "peak_device_bytes": memory and Score(memory * 1e9),
