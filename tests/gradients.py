@@ -38,6 +38,59 @@ def gradients_of(function, variables, *arguments):
     return keras.tree.map_structure(ops.convert_to_numpy, (*gradients, others))
 
 
+def check_frequent_rows():
+    """In mixed precision thousands of gradients of one row are summed as if in float32.
+
+    Rows of token ids, of the best tokens of logits, of T5's distances and of BART's positions.
+    """
+    from tf_teaforn.models.embedding import TokenEmbedding
+    from tf_teaforn.models.hub import BartEncoder, T5Encoder
+
+    layer = {"hidden_dim": 8, "intermediate_dim": 8, "num_heads": 8, "dropout": 0.0}
+    policy = {"dtype": "mixed_bfloat16"}
+    embedding = TokenEmbedding(32, 8, scaled=False, **policy)
+    bart = BartEncoder(num_layers=1, max_positions=4, **layer, **policy)
+    t5 = T5Encoder(num_layers=1, head_dim=1, **layer, **policy)
+    for part in (embedding, bart, t5):
+        part.build(None)
+    count = 50 * 50
+    upstream = np.random.default_rng(0).normal(size=(count, 8)).astype("float32") + 0.5
+    # What bfloat16 can hold, so that only the sums differ.
+    upstream = ops.convert_to_numpy(ops.cast(ops.cast(upstream, "bfloat16"), "float32"))
+    ids = np.full(count, 3, "int32")
+    logits = np.zeros((count, 32), "float32")
+    logits[:, 3] = 50
+
+    attention = t5.hub_layers[0].self_attention
+    positions = bart.position_embedding.position_embeddings
+    distances = attention.relative_attention_bias
+
+    def frequent_bias():
+        # All of one bucket, of distances beyond the largest.
+        far = attention.compute_bias(50, 50, -1000)[0]
+        return ops.reshape(ops.transpose(far, (1, 2, 0)), (count, 8))
+
+    # The layers that these are called in cast what they read.
+    def inside(part, function):
+        with keras.src.backend.AutocastScope(part.compute_dtype):
+            return function()
+
+    cases = (
+        (embedding.embeddings, lambda: embedding(ids)),
+        (embedding.embeddings, lambda: embedding.expectation(ops.convert_to_tensor(logits), 2)),
+        (positions, lambda: inside(bart, lambda: ops.take(positions, ids, axis=0))),
+        (distances, lambda: inside(t5, frequent_bias)),
+    )
+    for variable, function in cases:
+
+        def loss(upstream, function=function):
+            return ops.sum(ops.cast(function(), "float32") * upstream), 0
+
+        ((gradient,), _, _) = gradients_of(loss, [variable], upstream)
+        (row,) = np.flatnonzero(np.abs(gradient).sum(axis=1) > 1)
+        np.testing.assert_allclose(gradient[row], upstream.sum(axis=0), rtol=1e-3)
+
+
 def loss_and_gradients(model, inputs, targets, weights):
     """Of a `TeaForN` in training, summed over a batch, not averaged.
 

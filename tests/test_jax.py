@@ -156,6 +156,7 @@ def run_on_jax(folder):
     """What the process without TensorFlow does."""
     import keras
 
+    from tests.gradients import check_frequent_rows
     from tf_teaforn.jax_backend.strategy import Strategy
 
     assert keras.backend.backend() == "jax"
@@ -179,6 +180,7 @@ def run_on_jax(folder):
     Path(f"{folder}/other-jax.json").write_text(json.dumps(loss_after_a_step(other)))
     assert compilations(steps=3) == [True, False, False]
     check_scores(loaded.seq2seq)
+    check_frequent_rows()
     check_split(Strategy(1, 2))
     assert sys.modules["tensorflow"] is None
     del sys.modules["tensorflow"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.gradients import gradients_of
+from tests.gradients import check_frequent_rows, gradients_of
 from tf_teaforn import testing
 from tf_teaforn.models.embedding import TokenEmbedding
 
@@ -148,6 +148,10 @@ def test_bfloat16():
     assert keras.backend.standardize_dtype(embedding(np.array([1])).dtype) == "bfloat16"
     hidden = ops.ones((1, WIDTH), "bfloat16")
     assert keras.backend.standardize_dtype(embedding.logits(hidden).dtype) == "float32"
+
+
+def test_bfloat16_gradient_of_a_frequent_row():
+    check_frequent_rows()
 
 
 def test_config_round_trip():

@@ -237,8 +237,8 @@ _MULTI30K_GRID = {
         "English-German, +.12 and -.02 for English-French; own decoders: +.06 and -.08, +.12 and "
         "+.02.",
         "Published text-only scores are BLEU of tokenised, often lower-cased text: bleu_lc is "
-        "sacreBLEU's nearest to it, within .1 for German, .8 to 1.0 below for French, as Moses sets "
-        "words with an apostrophe apart.",
+        "sacreBLEU's nearest to it, within .1 for German, .8 to 1.0 below for French, as Moses "
+        "sets words with an apostrophe apart.",
     ),
 }
 

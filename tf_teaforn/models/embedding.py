@@ -14,6 +14,16 @@ class ZeroRowNormal(keras.initializers.RandomNormal):
         return values * ops.cast(ops.arange(shape[0]) != 0, values.dtype)[:, None]
 
 
+def read_as_stored(*weights):
+    """Keeps mixed precision from casting Keras variables where they are read.
+
+    What is cast is a whole table, where a few rows are gathered; and the gradients of a row, of a
+    frequent token thousands, would be summed in bfloat16, which loses most of them (JAX).
+    """
+    for weight in weights:
+        weight._autocast = False
+
+
 @ops.custom_gradient
 def _freeze_row_zero(table_VxD):
     def grad(*args, upstream=None):
@@ -65,6 +75,7 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
 
     def build(self, inputs_shape=None):
         super().build(inputs_shape)
+        read_as_stored(self.embeddings)
         if self.logits_bias:
             self.bias_weights = self.add_weight(
                 name="logits_bias",
@@ -117,17 +128,17 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             [..., D], scaled like an input embedding.
         """
         vocabulary_size, width = self.input_dim, self.output_dim
-        table = self.input_table()
+        dtype = self.compute_dtype
         if k == vocabulary_size:
-            probabilities = ops.cast(ops.softmax(logits), table.dtype)
-            return ops.matmul(probabilities, table) * self.scale
+            probabilities = ops.cast(ops.softmax(logits), dtype)
+            return ops.matmul(probabilities, self.input_table()) * self.scale
         top_logits, top_ids = ops.top_k(logits, k)
         # Keras' own softmax warns where k is 1.
         log_sum = ops.logsumexp(top_logits, axis=-1, keepdims=True)
-        probabilities = ops.cast(ops.exp(top_logits - log_sum), table.dtype)
+        probabilities = ops.cast(ops.exp(top_logits - log_sum), dtype)
         # Gathered vectors take k * D numbers a position, a scattered distribution V.
         if k * width <= vocabulary_size:
-            vectors = ops.take(table, top_ids, axis=0)
+            vectors = ops.cast(ops.take(self._input_rows(), top_ids, axis=0), dtype)
             return ops.squeeze(ops.matmul(probabilities[..., None, :], vectors), -2) * self.scale
         rows = ops.reshape(top_ids, (-1, k))
         row_index = ops.broadcast_to(
@@ -138,7 +149,7 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
             ops.reshape(probabilities, (-1,)),
             (ops.shape(rows)[0], vocabulary_size),
         )
-        vectors = ops.matmul(scattered, table) * self.scale
+        vectors = ops.matmul(scattered, self.input_table()) * self.scale
         return ops.reshape(vectors, tuple(ops.shape(logits)[:-1]) + (width,))
 
     def logits(self, hidden):

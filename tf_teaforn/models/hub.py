@@ -20,7 +20,7 @@ from keras_hub.src.models.t5.t5_transformer_layer import T5TransformerLayer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.attention import MASKED, AttentionOverKeys
 from tf_teaforn.models.dropout import Dropout, shorten_seeds
-from tf_teaforn.models.embedding import TokenEmbedding
+from tf_teaforn.models.embedding import TokenEmbedding, read_as_stored
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import TransformerDecoder
 
@@ -182,6 +182,7 @@ class _Bart(_HubStack):
         super().build()
         shape = (None, None, self.hidden_dim)
         self.position_embedding.build(shape)
+        read_as_stored(self.position_embedding.position_embeddings)
         self.embedding_norm.build(shape)
         for layer in self.hub_layers:
             layer.build(*[shape] * self.streams)
@@ -383,6 +384,7 @@ class _T5(_HubStack):
         for layer in self.hub_layers:
             # They have no `build`: a symbolic call makes their weights.
             layer(x, attention_mask=mask, **(memory if self.is_decoder else {}))
+        read_as_stored(self.hub_layers[0].self_attention.relative_attention_bias)
         self.final_norm.build((None, None, self.hidden_dim))
         shorten_seeds(self)
 
