@@ -207,6 +207,19 @@ class TestTrain:
             "Take them up, or another --model_dir."
         )
 
+    def test_a_run_that_was_begun_with_clone_init_goes_on_with_it(
+        self, trained, call_command, capsys, tmp_path
+    ):
+        """Of decoders that share their weights, for which a new run refuses it."""
+        model_dir = shutil.copytree(trained.model_dir, tmp_path / "model")
+        content = json.loads((model_dir / "config.json").read_text())
+        content["teaforn"]["clone_init"] = "independent"
+        (model_dir / "config.json").write_text(json.dumps(content))
+        flags = [*trained.flags, f"--model_dir={model_dir}"]
+        assert call_command("train", *flags, "--clone_init=independent") == 0
+        assert call_command("train", *flags) == 2
+        assert "--clone_init: independent there, copy here" in capsys.readouterr().err
+
     def test_patience_stops_and_the_best_is_exported(self, unshared):
         assert checkpoint.steps(unshared.model_dir) == [1, 2]
         best = checkpoint.resolve(unshared.model_dir, "best")
@@ -311,6 +324,8 @@ class TestTrainRefusals:
             ("--shared=perhaps", r"--shared=perhaps: write true or false\."),
             ("--noshared=1", r"--noshared=1: write --shared=true or --shared=false\."),
             ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, multi_.*"),
+            ("--tpu=local", r"--tpu=local belongs to --strategy=tpu, not to --strategy=auto\..*"),
+            ("--clone_init=copy", r"--clone_init=copy has no effect where all decoders share .*"),
             ("--metric=chrf", r"Unknown --metric=chrf\. Write one of: bleu, rouge\."),
             ("--train_files=", r"There are no files for split 'train'\. Give --train_files=.*"),
             ("--valid_files=", r"There are no files for split 'validation'\. Give --valid_.*"),
@@ -325,6 +340,19 @@ class TestTrainRefusals:
     )
     def test_mistakes(self, refused, flag, message):
         assert re.fullmatch(message, refused(flag))
+
+    def test_tpu_of_another_strategy(self, refused):
+        assert refused("--strategy=one", "--tpu=pod-7") == (
+            "--tpu=pod-7 belongs to --strategy=tpu, not to --strategy=one. Leave it out, or add "
+            "--strategy=tpu."
+        )
+
+    def test_tpu_under_jax(self, refused, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        assert refused("--strategy=tpu", "--tpu=pod-7") == (
+            "--tpu=pod-7 has no effect with KERAS_BACKEND=jax, which takes the TPU of this "
+            "machine. Leave it out."
+        )
 
     def test_top_k_beyond_the_vocabulary(self, refused):
         line = refused("--stage_input=top_k", "--top_k=500", "--vocab_size=310")
@@ -452,6 +480,10 @@ class TestEvaluate:
             (["--beam_size=0"], "--beam_size=0: write 1 or more."),
             (["--metrics=meteor"], "there is no metric 'meteor'; choose from bleu, .*"),
             (["--test_set=wmt14"], "--test_set=wmt14: the task does not say which .*"),
+            (
+                ["--split=test", "--test_set=wmt14"],
+                "--split=test and --test_set=wmt14 name two sets. Leave out one of them.",
+            ),
             (["--test_files={tmp}/no"], "{tmp}/no: no such file. Check --test_files."),
             (["--data_dir=/data"], "--data_dir is for tasks that read TFDS; .*"),
         ],
@@ -694,6 +726,7 @@ class TestDecode:
             (["--model_dir="], "--model_dir is missing. Folder of a trained model."),
             (["--n_best=9"], "--n_best=9 exceeds --beam_size=4: write --beam_size=9 or more.*"),
             (["--sample_top_k=4"], "--sample_top_k and --sample_top_p have no effect at .*"),
+            (["--seed=0"], "--seed=0 has no effect at --temperature=0, which draws nothing. .*"),
             (["--temperature=1", "--beam_size=2"], "--temperature=1.0 samples, --beam_size=2 .*"),
             (["--checkpoint=5"], ".* does not have it; steps saved: 15, 30, 45"),
         ],

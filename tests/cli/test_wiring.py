@@ -37,7 +37,6 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda *given: [calls.append(given), result][1:])
     flags = [
         f"--model_dir={folder}",
-        "--split=validation",
         "--checkpoint=average:5",
         "--beam_size=1,4",
         "--beam_alpha=0.8",
@@ -48,10 +47,9 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         "--intervals",
     ]
     assert call_command("evaluate", *flags) == 0
-    ((model, task, request),) = calls
+    model, task, request = calls[0]
     assert model == folder and task.name == "demo_enfr"
     assert request == Request(
-        split="validation",
         checkpoint="average:5",
         beam_sizes=[1, 4],
         alpha=0.8,
@@ -62,7 +60,9 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         intervals=True,
         command=["evaluate", *flags],
     )
-    assert capsys.readouterr().out.splitlines() == [
+    assert call_command("evaluate", f"--model_dir={folder}", "--split=validation") == 0
+    assert calls[1][2].split == "validation" and calls[1][2].test_set is None
+    assert capsys.readouterr().out.splitlines()[:6] == [
         "wmt12 · checkpoint average-5-45 · beam 4 · alpha 0.8 · 7 examples · 2.0 s",
         "  bleu 30.00  95%: 29.00 to 31.50  against 29.50: p = 0.0123, one-sided",
         "  chrf 50.00  against 49.00: p = 0.5000, one-sided",

@@ -121,7 +121,16 @@ def _text(line, place):
 
 
 def search_flags(values):
-    """Fields of `SearchConfig` from the flags given."""
+    """Fields of `SearchConfig` from the flags given.
+
+    Raises:
+        UserError: a seed for a search that draws nothing.
+    """
+    if values["seed"].present and values.temperature == 0:
+        raise UserError(
+            f"--seed={values.seed} has no effect at --temperature=0, which draws nothing. Leave it "
+            "out, or write --temperature=1 to sample."
+        )
     fields = {
         "temperature": values.temperature,
         "sample_top_k": values.sample_top_k,

@@ -56,6 +56,11 @@ def define_flags(values):
 
 def evaluate(values):
     """Runs the command."""
+    if values["split"].present and values.test_set:
+        raise UserError(
+            f"--split={values.split} and --test_set={values.test_set} name two sets. Leave out one "
+            "of them."
+        )
     beam_sizes = whole_numbers(values, "beam_size")
     task = app.trained_task(values)
 

@@ -67,6 +67,7 @@ def train(values):
     from tf_teaforn.training import Run, Workers
 
     check_names(model_dir)
+    check_clone_init(config, model_dir, values)
     if config.model.init_from:
         config = with_pretrained(config, model_dir, values)
     else:
@@ -92,14 +93,41 @@ def train(values):
 def make_strategy(values):
     """The devices that --strategy, --tpu and --mesh name, for Keras' backend."""
     if os.environ["KERAS_BACKEND"] == "jax":
+        if values["tpu"].present:
+            raise UserError(
+                f"--tpu={values.tpu} has no effect with KERAS_BACKEND=jax, which takes the TPU of "
+                "this machine. Leave it out."
+            )
         from tf_teaforn.jax_backend import strategy
 
         return strategy.make_strategy(values.strategy, values.mesh)
     if values.mesh is not None:
         raise UserError(f"--mesh={values.mesh} needs JAX: set KERAS_BACKEND=jax.")
+    if values["tpu"].present and values.strategy != "tpu":
+        raise UserError(
+            f"--tpu={values.tpu} belongs to --strategy=tpu, not to --strategy={values.strategy}. "
+            "Leave it out, or add --strategy=tpu."
+        )
     from tf_teaforn.tf_backend import strategy
 
     return strategy.make_strategy(values.strategy, values.tpu)
+
+
+def check_clone_init(config, model_dir, values):
+    """Refuses --clone_init in a new run whose decoders are one.
+
+    Raises:
+        UserError: it has no effect.
+    """
+    from tf_teaforn.model_dir import CONFIG
+
+    # A run that was begun with it is continued with it.
+    begun = (epath.Path(model_dir) / CONFIG).exists()
+    if values["clone_init"].present and config.teaforn.shared and not begun:
+        raise UserError(
+            f"--clone_init={values.clone_init} has no effect where all decoders share their "
+            "weights. Leave it out, or add --noshared."
+        )
 
 
 def with_vocabulary(config, model_dir, path, size_given):
