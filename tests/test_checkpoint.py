@@ -249,6 +249,91 @@ def test_one_that_is_there_and_cannot_be_read_is_not_skipped(tmp_path, monkeypat
     assert checkpoint.steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/2/state.json"])
+def test_what_cannot_be_looked_at_is_not_taken_for_missing(tmp_path, monkeypatch, name):
+    save(tmp_path, 1, 2)
+    real = os.stat
+
+    def failing(path, *args, **kwargs):
+        if os.fspath(path) == os.fspath(tmp_path / name):
+            raise OSError(5, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing)
+        for call in (
+            lambda: checkpoint.load_training(tmp_path),
+            lambda: checkpoint.load_weights(tmp_path, "2"),
+            lambda: save(tmp_path, 3),
+        ):
+            with pytest.raises(UserError, match=rf"/{name} cannot be read \(Input/output error\)"):
+                call()
+    assert checkpoint.steps(tmp_path) == [1, 2]
+
+
+def test_an_old_one_that_cannot_be_deleted_is_no_error(tmp_path, monkeypatch, caplog):
+    save(tmp_path, 1, 2)
+    real = gpath.PosixGPath.rmtree
+
+    def failing(self, *args, **kwargs):
+        if self.name == "1":
+            raise OSError(39, "Directory not empty")
+        real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpath.PosixGPath, "rmtree", failing)
+        save(tmp_path, 3, keep=2)
+        save(tmp_path, 4, keep=2)
+    assert f"{tmp_path}/checkpoints/1 cannot be deleted (Directory not empty)" in caplog.text
+    assert checkpoint.steps(tmp_path) == [3, 4]
+    save(tmp_path, 5, keep=2)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "steps"),
+    [("latest", "4", [4]), ("average:2", "average-2-4", [3, 4]), ("best", "best", [4])],
+)
+def test_what_a_run_replaces_while_it_is_read_is_found_again(
+    tmp_path, monkeypatch, spec, name, steps
+):
+    save(tmp_path, 1, 2)
+    checkpoint.promote_best(tmp_path, 2, {})
+    real = checkpoint._read_tensors
+
+    def read(*args):
+        # Between the reading of state.json and that of the weights.
+        monkeypatch.setattr(checkpoint, "_read_tensors", real)
+        save(tmp_path, 3, 4, keep=2)
+        checkpoint.promote_best(tmp_path, 4, {})
+        return real(*args)
+
+    monkeypatch.setattr(checkpoint, "_read_tensors", read)
+    weights, state = checkpoint.load_weights(tmp_path, spec)
+    assert (state["checkpoint"], state["steps"]) == (name, steps)
+    each = [weights_of(step)["embedding"].astype("float64") for step in steps]
+    np.testing.assert_array_equal(weights["embedding"], np.mean(each, axis=0).astype("float32"))
+
+
+def test_one_that_is_deleted_while_it_is_read_is_named(tmp_path, monkeypatch):
+    save(tmp_path, 1, 2)
+    real = checkpoint._find
+
+    def find(folder):
+        found = real(folder)
+        if found and found.name == "1" and not deleted:
+            deleted.append(found)
+            return found
+        if deleted:
+            shutil.rmtree(deleted[0], ignore_errors=True)
+        return real(folder)
+
+    deleted = []
+    monkeypatch.setattr(checkpoint, "_find", find)
+    with pytest.raises(UserError, match="--checkpoint=1: .* does not have it; steps saved: 2"):
+        checkpoint.load_weights(tmp_path, "1")
+
+
 def test_foreign_and_hostile_files_are_refused(tmp_path):
     save(tmp_path, 1)
     folder = tmp_path / "checkpoints" / "1"
@@ -334,7 +419,13 @@ def test_load_weights(tmp_path):
     save(tmp_path, 5, 30)
     weights, state = checkpoint.load_weights(tmp_path, "5")
     assert_equal(weights, weights_of(5))
-    assert state == {"best": 0.5, "history": [1, 5], "step": 5, "steps": [5]}
+    assert state == {
+        "best": 0.5,
+        "history": [1, 5],
+        "checkpoint": "5",
+        "step": 5,
+        "steps": [5],
+    }
 
 
 def test_average_is_the_float64_mean_of_the_last_n(tmp_path):
@@ -453,6 +544,7 @@ def test_best_is_a_copy_that_outlives_its_checkpoint(tmp_path):
     assert state == {
         "best": 0.2,
         "history": [1, 2],
+        "checkpoint": "best",
         "step": 2,
         "steps": [2],
         "metrics": {"bleu": 20.0},

@@ -13,7 +13,7 @@ import types
 import pytest
 import sacrebleu
 
-from tf_teaforn import checkpoint, evaluation, metrics, model_dir
+from tf_teaforn import evaluation, metrics, model_dir
 from tf_teaforn.config import RunConfig
 from tf_teaforn.data.sources import GeneratedSource, TfdsSource
 from tf_teaforn.data.test_sets import language_pair_of
@@ -59,15 +59,23 @@ class FakeTranslator:
 def folder(tmp_path, monkeypatch):
     """A model directory whose model is the fake one."""
     model_dir.write_config(tmp_path, RunConfig(task="test").replace({"beam_alpha": 1}), ["train"])
-    found = checkpoint.Checkpoint("average-2-30", (tmp_path,) * 2, (20, 30))
+    state = {"checkpoint": "average-2-30", "steps": [20, 30]}
     tokenizer = types.SimpleNamespace(vocabulary_size=8)
     monkeypatch.setattr(model_dir, "read_tokenizer", lambda folder: tokenizer)
-    monkeypatch.setattr(model_dir, "load_seq2seq", lambda *args: (None, found))
+    monkeypatch.setattr(model_dir, "load_seq2seq", lambda *args: (None, state))
     monkeypatch.setattr(evaluation, "Translator", FakeTranslator)
     return tmp_path
 
 
-def test_files(folder):
+def test_files(folder, monkeypatch):
+    now, decode = [0.0], FakeTranslator.decode
+
+    def slow(translator, *args, **kwargs):
+        now[0] += translator.config.beam_size
+        return decode(translator, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTranslator, "decode", slow)
+    monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(time=lambda: now[0]))
     request = Request(
         checkpoint="average:2", beam_sizes=[1, 4], alpha=0.5, command=["evaluate", "--a=b c"]
     )
@@ -83,7 +91,7 @@ def test_files(folder):
         assert json.loads((folder / "eval" / f"{name}.json").read_text()) == result
         text = (folder / "eval" / f"{name}.txt").read_bytes().decode()
         assert text == "".join(answer.replace("\n", "<n>") + "\n" for answer in ANSWERS[beam])
-        assert result.pop("seconds") >= 0
+        assert result.pop("seconds") == beam
         of = {name: metric() for name, metric in SACREBLEU.items()}
         scores = {
             name: metric.corpus_score(ANSWERS[beam], [REFERENCES]).score

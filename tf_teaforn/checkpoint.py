@@ -91,7 +91,7 @@ def save(
 
     Raises:
         UserError: the folder cannot be written (full disk, no permission); earlier checkpoints are
-            as they were.
+            as they were. One that cannot be deleted is named in a logged warning.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step} must be at least 0 and keep={keep} at least 1")
@@ -105,16 +105,18 @@ def save(
         kept = [other for other in others if other not in delete]
         oldest = kept[: max(0, len(kept) + 1 - keep)]
         for other in sorted({*others} - {*kept} | {*oldest}):
-            _remove(_find(folder.parent / str(other)))
+            _discard(_find(folder.parent / str(other)))
     return folder
 
 
 def steps(model_dir: epath.PathLike) -> list[int]:
-    """Steps of the checkpoints in `model_dir`, ascending; temporary and incomplete ones ignored."""
+    """Steps of the checkpoints in `model_dir`, ascending; temporary and incomplete ones ignored.
+
+    Raises:
+        UserError: what is there cannot be told (no permission, a network or a disk that fails).
+    """
     checkpoints = _checkpoints(model_dir)
-    if not checkpoints.is_dir():
-        return []
-    names = (_STEP_FOLDER.fullmatch(path.name) for path in checkpoints.iterdir())
+    names = (_STEP_FOLDER.fullmatch(path.name) for path in _listed(checkpoints))
     found = {int(name[1]) for name in names if name}
     return sorted(step for step in found if _find(checkpoints / str(step)))
 
@@ -170,33 +172,57 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         )
     name = f"average-{count}-{chosen[-1]}" if spec.startswith("average") else str(chosen[0])
     folders = tuple(_find(_checkpoints(model_dir) / str(step)) for step in chosen)
+    if None in folders:
+        # A run that goes on has deleted one since they were listed.
+        return resolve(model_dir, spec)
     return Checkpoint(name, folders, tuple(chosen))
 
 
 def load_weights(
-    model_dir: epath.PathLike, spec: str | Checkpoint
+    model_dir: epath.PathLike, spec: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the weights of the checkpoint that `spec` stands for (see `resolve`), or is.
+    """Reads the weights of the checkpoint that `spec` stands for (see `resolve`).
 
     `average:<n>` is the mean of the last n checkpoints, summed in float64 and returned in the
     weights' own type; tensors that are not floating point are the last checkpoint's. Checkpoints
     that hold the same weights or were trained with different settings are refused.
 
     Returns:
-        Arrays by name, and the state that `save` was given, with "step" (of the last checkpoint),
-        "steps" (of every checkpoint averaged) and, for best, "metrics".
+        Arrays by name, and the state that `save` was given, with "checkpoint" (its name), "step"
+        (of the last checkpoint), "steps" (of every checkpoint averaged) and, for best, "metrics".
 
     Raises:
         UserError: there is no such checkpoint, it is damaged, or the averaged ones do not match.
     """
-    checkpoint = spec if isinstance(spec, Checkpoint) else resolve(model_dir, spec)
-    records = [_read_record(folder) for folder in checkpoint.folders]
-    weights = _mean_weights(checkpoint.folders, records)
-    record = records[-1]
-    state = record["state"] | {"step": record["step"], "steps": list(checkpoint.steps)}
+    checkpoint, weights, record = _load(model_dir, spec)
+    state = record["state"] | {
+        "checkpoint": checkpoint.name,
+        "step": record["step"],
+        "steps": list(checkpoint.steps),
+    }
     if "metrics" in record:
         state["metrics"] = record["metrics"]
     return weights, state
+
+
+def _load(model_dir, spec):
+    """(`Checkpoint`, weights, state.json of the last one)."""
+    checkpoint = resolve(model_dir, spec)
+    while True:
+        try:
+            records = [_read_record(folder) for folder in checkpoint.folders]
+            weights = _mean_weights(checkpoint.folders, records)
+        except DamagedCheckpointError:
+            # A run that goes on may have deleted or replaced what is being read.
+            found = resolve(model_dir, spec)
+            if found == checkpoint:
+                raise
+            checkpoint = found
+        else:
+            record = records[-1]
+            if checkpoint.name == "best":
+                checkpoint = dataclasses.replace(checkpoint, steps=(record["step"],))
+            return checkpoint, weights, record
 
 
 def load_training(
@@ -294,14 +320,12 @@ def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
             f"--last={count}: {model_dir} does not have so many checkpoints; steps saved: "
             f"{', '.join(map(str, available)) or 'none'}. Take fewer, or train on"
         )
-    checkpoint = resolve(model_dir, f"average:{count}")
-    records = [_read_record(folder) for folder in checkpoint.folders]
-    weights = _mean_weights(checkpoint.folders, records)
+    checkpoint, weights, record = _load(model_dir, f"average:{count}")
     folder = _averages(model_dir) / checkpoint.name
     details = {
         "step": checkpoint.steps[-1],
         "averaged": checkpoint.steps,
-        "state": records[-1]["state"],
+        "state": record["state"],
     }
     with _write_errors(folder):
         _write_folder(folder, [(_MODEL, _serialize(weights))], details)
@@ -379,9 +403,44 @@ def _sibling(folder: epath.Path, suffix: str) -> epath.Path:
 def _find(folder: epath.Path) -> epath.Path | None:
     """The complete folder of this name: while it is being replaced, that is the old one."""
     for candidate in (folder, _sibling(folder, _OLD)):
-        if (candidate / _STATE).exists():
+        if _exists(candidate / _STATE):
             return candidate
     return None
+
+
+def _exists(path: epath.Path) -> bool:
+    """Whether there is a file; what fails to tell is no "no".
+
+    Raises:
+        UserError: it cannot be told.
+    """
+    if is_remote(path):
+        return path.exists()
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
+def _listed(folder: epath.Path) -> list[epath.Path]:
+    """What is in a folder, nothing if it is not there; raises as `_exists`."""
+    if not _exists(folder):
+        return []
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(path: epath.Path, error: OSError) -> UserError:
+    # It may be whole: to go on from an older one would throw away what was trained since.
+    return UserError(
+        f"{path} cannot be read ({error.strerror or error}): try again, give access to it, or move "
+        "it away"
+    )
 
 
 def _serialize(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -439,12 +498,12 @@ def _write_file(path: epath.Path, data: bytes) -> None:
 def _put_in_place(temporary: epath.Path, folder: epath.Path) -> None:
     """Replaces `folder`; whenever it is interrupted, `_find(folder)` is the old or the new one."""
     old = _sibling(folder, _OLD)
-    if (folder / _STATE).exists():
+    if _exists(folder / _STATE):
         _remove(old)
         move_folder(folder, old, _STATE, keep_source=True)
     _remove(folder)
     move_folder(temporary, folder, _STATE)
-    _remove(old)
+    _discard(old)
 
 
 def _remove(folder: epath.Path) -> None:
@@ -456,14 +515,20 @@ def _remove(folder: epath.Path) -> None:
     folder.rmtree(missing_ok=True)
 
 
+def _discard(folder: epath.Path) -> None:
+    """Removes what is needed no more; if that fails, what was written meanwhile is as good."""
+    try:
+        _remove(folder)
+    except OSError as error:
+        _logger.warning("%s cannot be deleted (%s)", folder, error.strerror or error)
+
+
 def _clear_leftovers(checkpoints: epath.Path) -> None:
     """Removes what interrupted saves and deletions have left."""
-    if not checkpoints.is_dir():
-        return
-    for path in list(checkpoints.iterdir()):
+    for path in _listed(checkpoints):
         name = _STEP_FOLDER.fullmatch(path.name)
         if name and path != _find(checkpoints / name[1]):
-            _remove(path)
+            _discard(path)
 
 
 def _read(path: epath.Path) -> bytes:
@@ -471,13 +536,11 @@ def _read(path: epath.Path) -> bytes:
         with path.open("rb") as file:
             return file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise DamagedCheckpointError(f"{path} cannot be read ({error.strerror})") from error
-    except OSError as error:
-        # It may be whole: to go on from an older one would throw away what was trained since.
-        raise UserError(
-            f"{path} cannot be read ({error.strerror or error}): try again, give access to it, or "
-            "move its folder away"
+        raise DamagedCheckpointError(
+            f"{path} cannot be read ({error.strerror or error})"
         ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _read_record(folder: epath.Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def evaluate(model_dir, task, request=Request()):
     sources, references = _examples(task, request)
     baseline = _baseline(request.compare, len(references))
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, found = model_dirs.load_seq2seq(model_dir, config, tokenizer, request.checkpoint)
+    seq2seq, state = model_dirs.load_seq2seq(model_dir, config, tokenizer, request.checkpoint)
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     set_name = request.test_set or request.split
@@ -138,8 +138,8 @@ def evaluate(model_dir, task, request=Request()):
             "examples": len(sources),
             "beam_size": search.beam_size,
             "beam_alpha": search.alpha,
-            "checkpoint": found.name,
-            "steps": list(found.steps),
+            "checkpoint": state["checkpoint"],
+            "steps": state["steps"],
             "split": set_name,
             "references_sha256": hashlib.sha256(reference_bytes).hexdigest(),
             "warnings": warnings,
@@ -154,7 +154,9 @@ def evaluate(model_dir, task, request=Request()):
                 value: dataclasses.asdict(compare(value, baseline, hypotheses, references))
                 for value in scores.values
             }
-        name = _file_name(f"{set_name}-{found.name}-beam{search.beam_size}-alpha{search.alpha}")
+        name = _file_name(
+            f"{set_name}-{state['checkpoint']}-beam{search.beam_size}-alpha{search.alpha}"
+        )
         write_whole(folder / f"{name}.txt", to_lines(hypotheses))
         write_whole(folder / f"{name}.json", json.dumps(result, indent=2) + "\n")
         results.append(result)

@@ -85,7 +85,7 @@ def export(
     config = model_dirs.read_config(model_dir)
     search = search_config(config.decoding, **search_overrides)
     tokenizer = model_dirs.read_tokenizer(model_dir)
-    seq2seq, found = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
+    seq2seq, state = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     module = ServingModule(
         seq2seq,
         tokenizer,
@@ -97,8 +97,8 @@ def export(
     )
     details = {
         "mode": mode,
-        "checkpoint": found.name,
-        "steps": list(found.steps),
+        "checkpoint": state["checkpoint"],
+        "steps": state["steps"],
         "task": config.task,
         "max_source_length": config.data.max_source_length,
         "max_target_length": config.data.max_target_length,

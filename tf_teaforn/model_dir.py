@@ -32,9 +32,15 @@ def check_names(model_dir):
     """Finds what is in the way of files and folders that training writes.
 
     Raises:
-        UserError: something that is no folder, or the other way round; the folder is unreadable.
+        UserError: something that is no folder, or the other way round; the folder is unreadable,
+            or its name is no text.
     """
     model_dir = epath.Path(model_dir)
+    try:
+        str(model_dir).encode()
+    except UnicodeEncodeError as error:
+        # TensorFlow takes no other names.
+        raise UserError(f"--model_dir={model_dir}: the name is not UTF-8. Take another.") from error
     try:
         if model_dir.exists() and not model_dir.is_dir():
             raise UserError(f"--model_dir={model_dir} is a file. Name a folder.")
@@ -57,8 +63,9 @@ def write_config(model_dir, config: RunConfig, command: list[str]):
     model_dir.mkdir(parents=True, exist_ok=True)
     write_whole(model_dir / CONFIG, config.to_json())
     log = model_dir / COMMAND
-    earlier = log.read_text() if log.exists() else ""
-    write_whole(log, f"{earlier}{shlex.join(command)}\n")
+    earlier = log.read_bytes() if log.exists() else b""
+    # Names of files need not be UTF-8.
+    write_whole(log, earlier + f"{shlex.join(command)}\n".encode(errors="surrogateescape"))
 
 
 def read_config(model_dir) -> RunConfig:
@@ -144,22 +151,21 @@ def load_seq2seq(
     bfloat16 have eight bits, which is too coarse to rank tokens and hypotheses by.
 
     Returns:
-        (`Seq2Seq`, `checkpoint.Checkpoint`).
+        (`Seq2Seq`, the state that `checkpoint.load_weights` gives with its weights).
 
     Raises:
         UserError: there is no such checkpoint, or it was trained with another vocabulary.
     """
-    found = checkpoint.resolve(model_dir, spec)
-    weights, state = checkpoint.load_weights(model_dir, found)
+    weights, state = checkpoint.load_weights(model_dir, spec)
     config = config.replace({"precision": precision})
     seq2seq = build_seq2seq(config, tokenizer.vocabulary_size, model_dir)
     checkpoint.assign(named_weights(seq2seq), served_weights(weights))
     if state.get("vocabulary", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise UserError(
-            f"{model_dir}: the vocabulary there is not the one that checkpoint {found.name} was "
-            "trained with. Bring that back."
+            f"{model_dir}: the vocabulary there is not the one that checkpoint "
+            f"{state['checkpoint']} was trained with. Bring that back."
         )
-    return seq2seq, found
+    return seq2seq, state
 
 
 def named_weights(model):

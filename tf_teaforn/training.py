@@ -706,9 +706,12 @@ class Run:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text().split("\n"):
-            # A line of a killed process may be torn.
-            record = json.loads(line) if line.endswith("}") else {"step": math.inf}
+        for line in path.read_text(errors="replace").split("\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                # Torn, by a kill, a full disk or a power cut.
+                continue
             again = record["step"] == self.step and not self.state["validated"]
             if record["step"] <= self.step and not (again and record["kind"] == "validation"):
                 kept.append(f"{line}\n")
