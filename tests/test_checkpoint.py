@@ -444,6 +444,15 @@ def test_average_is_the_float64_mean_of_the_last_n(tmp_path):
     assert state["step"] == 4 and state["steps"] == [2, 3, 4]
 
 
+def test_averages_of_uneven_steps_are_told_of(tmp_path, caplog):
+    save(tmp_path, 600, 1000, 1200, 1400, keep=4)
+    checkpoint.load_weights(tmp_path, "average:3")
+    assert caplog.messages == []
+    checkpoint.load_weights(tmp_path, "average:4")
+    (line,) = caplog.messages
+    assert line.startswith("Warning: average-4-1400 is the mean of steps 600, 1000, 1200, 1400, ")
+
+
 def test_average_keeps_what_float32_sums_would_lose(tmp_path):
     for step, value in enumerate([1e8, 1.0, -1e8]):
         checkpoint.save(tmp_path, step, {"w": np.float32([value])}, {}, {}, keep=3)

@@ -13,6 +13,7 @@ checkpoint is noticed when it is read.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -185,7 +186,8 @@ def load_weights(
 
     `average:<n>` is the mean of the last n checkpoints, summed in float64 and returned in the
     weights' own type; tensors that are not floating point are the last checkpoint's. Checkpoints
-    that hold the same weights or were trained with different settings are refused.
+    that hold the same weights or were trained with different settings are refused; those that are
+    not evenly apart are averaged with a logged warning.
 
     Returns:
         Arrays by name, and the state that `save` was given, with "checkpoint" (its name), "step"
@@ -222,7 +224,19 @@ def _load(model_dir, spec):
             record = records[-1]
             if checkpoint.name == "best":
                 checkpoint = dataclasses.replace(checkpoint, steps=(record["step"],))
+            _warn_of_uneven_steps(checkpoint)
             return checkpoint, weights, record
+
+
+def _warn_of_uneven_steps(checkpoint):
+    gaps = {after - before for before, after in itertools.pairwise(checkpoint.steps)}
+    if len(gaps) > 1:
+        _logger.warning(
+            "Warning: %s is the mean of steps %s, which are not evenly apart: validations save "
+            "checkpoints too. Train with an --eval_every that is a multiple of --checkpoint_every.",
+            checkpoint.name,
+            ", ".join(map(str, checkpoint.steps)),
+        )
 
 
 def load_training(

@@ -37,8 +37,9 @@ def _freeze_row_zero(table_VxD):
 class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
     """E of the paper, [V, D]: input embedding times sqrt(D) (if `scaled`) and softmax weights.
 
-    Row 0 belongs to padding and to the start of decoding. It is the zero vector and stays it:
-    no gradient reaches it (Tensor2Tensor and PEGASUS feed zeros for GO as well).
+    Row 0 belongs to padding and to the start of decoding. As an input it is the zero vector
+    (Tensor2Tensor and PEGASUS feed zeros for GO as well). It is made zero and no gradient reaches
+    it; a row that is assigned, as that of Google's PEGASUS, counts in the softmax.
 
     Args:
         vocabulary_size: V.
