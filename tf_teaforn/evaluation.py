@@ -7,7 +7,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -40,6 +40,8 @@ class Request:
         checkpoint: best, latest, <step>, average:<n> or the name of a written average.
         beam_sizes: beam widths; none: the run's.
         alpha: exponent of the length penalty; None: the run's.
+        outputs: max_length, min_length, no_repeat_ngram of `SearchConfig`, those that are not to be
+            the run's. They are part of the results and of their files' names.
         test_set: one of sacreBLEU's, in place of a split.
         language_pair: of the test set; None: the task's own.
         metrics: of `compute_metrics`; none: the task's, and chrF and TER where BLEU is among them.
@@ -52,6 +54,7 @@ class Request:
     checkpoint: str = "best"
     beam_sizes: Sequence[int] = ()
     alpha: float | None = None
+    outputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     test_set: str | None = None
     language_pair: str | None = None
     metrics: Sequence[str] = ()
@@ -78,9 +81,10 @@ def evaluate_translator(translator, task, sources, references, progress=False):
 def evaluate(model_dir, task, request=Request()):
     """Scores a checkpoint and writes `eval/<set>-<checkpoint>-beam<k>-alpha<a>.json` and `.txt`.
 
-    The references are written beside them, to `eval/<set>.references.txt`; their SHA-256 is in the
-    results. What is there of the set with other references is moved to `eval/<set>-<start of their
-    SHA-256>/` first. All beam widths are decoded with one model that is loaded once.
+    Each of `request.outputs` follows in the names as `-<field><value>`. The references are written
+    beside them, to `eval/<set>.references.txt`; their SHA-256 is in the results. What is
+    there of the set with other references is moved to `eval/<set>-<start of their SHA-256>/` first.
+    All beam widths are decoded with one model that is loaded once.
 
     Args:
         model_dir: what `bin/train` wrote.
@@ -98,7 +102,7 @@ def evaluate(model_dir, task, request=Request()):
     config = model_dirs.read_config(model_dir)
     alpha = config.decoding.beam_alpha if request.alpha is None else request.alpha
     searches = [
-        search_config(config.decoding, beam_size=beam_size, alpha=float(alpha))
+        search_config(config.decoding, beam_size=beam_size, alpha=float(alpha), **request.outputs)
         for beam_size in request.beam_sizes or [config.decoding.beam_size]
     ]
     metrics = tuple(request.metrics) or default_metrics(task.metrics)
@@ -138,6 +142,7 @@ def evaluate(model_dir, task, request=Request()):
             "examples": len(sources),
             "beam_size": search.beam_size,
             "beam_alpha": search.alpha,
+            **request.outputs,
             "checkpoint": state["checkpoint"],
             "steps": state["steps"],
             "split": set_name,
@@ -157,6 +162,7 @@ def evaluate(model_dir, task, request=Request()):
         name = _file_name(
             f"{set_name}-{state['checkpoint']}-beam{search.beam_size}-alpha{search.alpha}"
         )
+        name += "".join(f"-{field}{value}" for field, value in request.outputs.items())
         write_whole(folder / f"{name}.txt", to_lines(hypotheses))
         write_whole(folder / f"{name}.json", json.dumps(result, indent=2) + "\n")
         results.append(result)

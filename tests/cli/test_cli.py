@@ -465,6 +465,36 @@ class TestEvaluate:
         latest = json.loads((folder / "validation-45-beam1-alpha1.0.json").read_text())
         assert latest["metrics"]["bleu"] == pytest.approx(state["bleu"])
 
+    def test_what_outputs_may_be(self, trained, call_command, capsys, corpus, tmp_path):
+        """The scores of such a search lie beside those of one without its flags."""
+        model_dir = shutil.copytree(trained.model_dir, tmp_path / "model")
+        fields = {"max_length": 5, "min_length": 4, "no_repeat_ngram": 1}
+        searches = ({}, {"no_repeat_ngram": 1}, fields)
+        sources = [line.split("\t")[0] for line in (corpus / "test.tsv").read_text().splitlines()]
+        texts, names = [], []
+        for search in searches:
+            flags = [f"--{field}={value}" for field, value in search.items()]
+            flags += [f"--model_dir={model_dir}", "--beam_size=2"]
+            assert call_command("evaluate", *flags) == 0
+            name = "test-best-beam2-alpha0.6"
+            name += "".join(f"-{field}{value}" for field, value in search.items())
+            result = json.loads((model_dir / "eval" / f"{name}.json").read_text())
+            assert {field: result[field] for field in fields if field in result} == search
+            said = "".join(f"{field} {value} · " for field, value in search.items())
+            line = capsys.readouterr().out.splitlines()[0]
+            assert f"beam 2 · alpha 0.6 · {said}12 examples" in line
+            texts.append((model_dir / "eval" / f"{name}.txt").read_text().splitlines())
+            names += [f"{name}.json", f"{name}.txt"]
+            assert texts[-1] == tf_teaforn.load(model_dir, beam_size=2, **search)(sources)
+        assert texts[0] != texts[2] and texts[1] != texts[2]
+        found = {path.name for path in (model_dir / "eval").iterdir()}
+        assert found == {*names, "test.references.txt"}
+        # With other references all of them are moved.
+        other = f"--test_files={corpus}/valid.tsv"
+        assert call_command("evaluate", f"--model_dir={model_dir}", other, "--beam_size=1") == 0
+        (aside,) = (path for path in (model_dir / "eval").iterdir() if path.is_dir())
+        assert {path.name for path in aside.iterdir()} == found
+
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
@@ -478,6 +508,8 @@ class TestEvaluate:
             (["--beam_size=1,x"], "--beam_size=1,x: write whole numbers, e.g. 1,4."),
             (["--beam_size=4,1,4"], "--beam_size=4,1,4: write each number once."),
             (["--beam_size=0"], "--beam_size=0: write 1 or more."),
+            (["--no_repeat_ngram=-1"], "--no_repeat_ngram=-1: write 0 or more."),
+            (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
             (["--metrics=meteor"], "there is no metric 'meteor'; choose from bleu, .*"),
             (["--test_set=wmt14"], "--test_set=wmt14: the task does not say which .*"),
             (

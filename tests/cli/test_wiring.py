@@ -22,6 +22,7 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         "checkpoint": "average-5-45",
         "beam_size": 4,
         "beam_alpha": 0.8,
+        "no_repeat_ngram": 3,
         "examples": 7,
         "seconds": 2.0,
         "metrics": {"bleu": 30.0, "chrf": 50.0},
@@ -40,6 +41,7 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         "--checkpoint=average:5",
         "--beam_size=1,4",
         "--beam_alpha=0.8",
+        "--no_repeat_ngram=3",
         "--test_set=wmt12",
         "--language_pair=en-fr",
         "--metrics=bleu,chrf",
@@ -53,6 +55,7 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         checkpoint="average:5",
         beam_sizes=[1, 4],
         alpha=0.8,
+        outputs={"no_repeat_ngram": 3},
         test_set="wmt12",
         language_pair="en-fr",
         metrics=["bleu", "chrf"],
@@ -63,7 +66,8 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
     assert call_command("evaluate", f"--model_dir={folder}", "--split=validation") == 0
     assert calls[1][2].split == "validation" and calls[1][2].test_set is None
     assert capsys.readouterr().out.splitlines()[:6] == [
-        "wmt12 · checkpoint average-5-45 · beam 4 · alpha 0.8 · 7 examples · 2.0 s",
+        "wmt12 · checkpoint average-5-45 · beam 4 · alpha 0.8 · no_repeat_ngram 3 · 7 examples · "
+        "2.0 s",
         "  bleu 30.00  95%: 29.00 to 31.50  against 29.50: p = 0.0123, one-sided",
         "  chrf 50.00  against 49.00: p = 0.5000, one-sided",
         "  bleu: B",

@@ -46,14 +46,14 @@ def define_flags(values):
     define(flags.DEFINE_integer, "seed", 0, "Seed of sampling.")
 
 
+# What outputs may be: flags that are fields of `SearchConfig` too.
+OUTPUT_FLAGS = ("max_length", "min_length", "no_repeat_ngram")
 # Flag -> field of `SearchConfig`.
 _SEARCH_FLAGS = {
     "beam_size": "beam_size",
     "beam_alpha": "alpha",
     "n_best": "n_best",
-    "max_length": "max_length",
-    "min_length": "min_length",
-    "no_repeat_ngram": "no_repeat_ngram",
+    **dict(zip(OUTPUT_FLAGS, OUTPUT_FLAGS, strict=True)),
 }
 
 
@@ -68,6 +68,15 @@ def define_search_flags(values):
         "beam_alpha", None, "Length penalty exponent. Default: the run's.", flag_values=values
     )
     integer("n_best", "Hypotheses for each input, best first. Default: 1.")
+    define_output_flags(values)
+
+
+def define_output_flags(values):
+    """Flags of what the outputs of a search may be."""
+
+    def integer(name, help_text):
+        flags.DEFINE_integer(name, None, help_text, flag_values=values)
+
     integer("max_length", "Longest output in subwords. Default: the run's.")
     integer("min_length", "Shortest output in subwords. Default: 0.")
     integer("no_repeat_ngram", "No n-gram of this length comes twice. Default: 0, all may.")

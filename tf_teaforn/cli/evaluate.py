@@ -4,8 +4,9 @@
     bin/evaluate --model_dir=runs/ende --test_set=wmt14 --checkpoint=average:5 --beam_size=1,4
 
 Writes <model_dir>/eval/<set>-<checkpoint>-beam<k>-alpha<a>.json, the hypotheses beside it as .txt
-and the references as <set>.references.txt. What is there of the set with other references moves to
-<model_dir>/eval/<set>-<start of their SHA-256>/ first.
+and the references as <set>.references.txt; --max_length, --min_length and --no_repeat_ngram, where
+given, are part of the names: ...-alpha<a>-no_repeat_ngram3.json. What is there of the set with
+other references moves to <model_dir>/eval/<set>-<start of their SHA-256>/ first.
 """
 
 import functools
@@ -14,6 +15,7 @@ import sys
 from absl import flags
 
 from tf_teaforn.cli import app
+from tf_teaforn.cli.decode import OUTPUT_FLAGS, define_output_flags
 from tf_teaforn.errors import UserError
 
 
@@ -35,6 +37,7 @@ def define_flags(values):
     flags.DEFINE_float(
         "beam_alpha", None, "Length penalty exponent. Default: the run's.", flag_values=values
     )
+    define_output_flags(values)
     flags.DEFINE_list(
         "metrics",
         [],
@@ -71,6 +74,7 @@ def evaluate(values):
         checkpoint=values.checkpoint,
         beam_sizes=beam_sizes,
         alpha=values.beam_alpha,
+        outputs={name: values[name].value for name in OUTPUT_FLAGS if values[name].present},
         test_set=values.test_set,
         language_pair=values.language_pair,
         metrics=values.metrics,
@@ -79,9 +83,10 @@ def evaluate(values):
         command=sys.argv,
     )
     for result in evaluate(values.model_dir, task, request):
+        given = "".join(f"{name} {result[name]} · " for name in request.outputs)
         print(
             f"{result['split']} · checkpoint {result['checkpoint']} · beam {result['beam_size']} · "
-            f"alpha {result['beam_alpha']} · {result['examples']} examples · "
+            f"alpha {result['beam_alpha']} · {given}{result['examples']} examples · "
             f"{result['seconds']:.1f} s"
         )
         for name, value in result["metrics"].items():
