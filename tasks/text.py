@@ -14,7 +14,7 @@ from tf_teaforn.data.sources import TextSource
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import Task, register_task
 
-_HEADLINES = {"bleu": "bleu", "rouge": "rougeL"}
+_HEADLINES = {"bleu": "bleu", "chrf": "chrf", "rouge": "rougeL"}
 
 
 def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
@@ -23,8 +23,9 @@ def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
     Args:
         train_files, valid_files, test_files: one TSV path, or "source,target"; empty: none, and an
             error when that split is asked for.
-        metric: "bleu" (translation) or "rouge" (summaries; ROUGE-L picks the best checkpoint, and
-            long examples are cut in training rather than left out).
+        metric: "bleu" (translation), "chrf" (the same, into languages written without spaces
+            between words) or "rouge" (summaries; ROUGE-L picks the best checkpoint, and long
+            examples are cut in training rather than left out).
 
     Raises:
         UserError: unknown metric, or neither one file nor two.
@@ -48,7 +49,7 @@ def text_task(train_files="", valid_files="", test_files="", metric="bleu"):
             "vocab_size": 8_000,
             "max_source_length": 256,
             # Batches have the shape of these two: translations are as long as their sources.
-            "max_target_length": 256 if metric == "bleu" else 128,
+            "max_target_length": 128 if metric == "rouge" else 256,
             "optimizer": "adam",
             "schedule": "inverse_sqrt",
             "warmup_steps": 4_000,

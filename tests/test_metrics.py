@@ -12,6 +12,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.metrics import (
     compare,
     compute_metrics,
+    default_metrics,
     newline_warning,
     script_warning,
     tokenized_warning,
@@ -47,6 +48,24 @@ def test_scores_and_signatures_equal_the_sacrebleu_command_line(tmp_path):
             assert result.values[name] == pytest.approx(score["score"], abs=1e-9)
             assert result.signatures[name] == score["signature"]
     assert "case:lc" in result.signatures["bleu_lc"] and "tok:13a" in result.signatures["bleu"]
+
+
+def test_chrf_tells_unsegmented_texts_apart_and_bleu_does_not():
+    references = ["私は猫を見ます。", "ฉันเห็นแมวตัวหนึ่ง", "我看见了一只猫。"]
+    worse = [text[::-1] for text in references]
+    better = [text[:-2] for text in references]
+    outputs = (worse, better, references)
+    found = [compute_metrics(["bleu", "chrf"], texts, references) for texts in outputs]
+    assert [result.values["bleu"] for result in found] == [0, 0, 0]
+    expected = [sacrebleu.corpus_chrf(texts, [references]).score for texts in outputs]
+    assert [result.values["chrf"] for result in found] == expected
+    assert expected == sorted(expected) and expected[0] < 25 and expected[1] > 60
+
+
+def test_default_metrics_name_each_once():
+    assert default_metrics(["bleu", "exact_match"]) == ("bleu", "exact_match", "chrf", "ter")
+    assert default_metrics(["chrf", "bleu"]) == ("chrf", "bleu", "ter")
+    assert default_metrics(["chrf"]) == ("chrf",)
 
 
 def test_rouge_equals_the_rouge_score_command_line(tmp_path):

@@ -60,6 +60,10 @@ def test_unknown_task_without_a_near_name():
     assert str(error.value) == "Unknown task 'xyz'. Write --task= one of: gigaword."
 
 
+def test_chrf_can_be_the_headline_beside_bleu():
+    assert _task(metrics=("bleu", "chrf"), headline_metric="chrf").headline_metric == "chrf"
+
+
 @pytest.mark.parametrize("headline", ["rouge1", "rouge2", "rougeL", "rougeLsum"])
 def test_rouge_values_can_be_the_headline(headline):
     assert _task(metrics=("rouge",), headline_metric=headline).headline_metric == headline
@@ -68,7 +72,7 @@ def test_rouge_values_can_be_the_headline(headline):
 @pytest.mark.parametrize(
     ("metrics", "headline", "message"),
     [
-        (("chrf",), "chrf", "metric 'chrf' is none of"),
+        (("ter",), "ter", "metric 'ter' is none of"),
         (("bleu",), "rougeL", "headline_metric 'rougeL' is none of"),
         (("rouge",), "rouge", "headline_metric 'rouge' is none of"),
         ((), "bleu", "headline_metric 'bleu' is none of"),

@@ -77,7 +77,8 @@ def check_metrics(names: Iterable[str]):
 
 def default_metrics(names: Sequence[str]) -> tuple[str, ...]:
     """A task's metrics, with chrF and TER where BLEU is among them."""
-    return (*names, *(("chrf", "ter") if "bleu" in names else ()))
+    besides = ("chrf", "ter") if "bleu" in names else ()
+    return tuple(dict.fromkeys((*names, *besides)))
 
 
 def compute_metrics(

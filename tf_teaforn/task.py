@@ -13,6 +13,7 @@ from tf_teaforn.errors import UserError, did_you_mean
 # Metric a task asks for -> values it yields.
 VALUES = {
     "bleu": ("bleu",),
+    "chrf": ("chrf",),
     "rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
     "exact_match": ("exact_match",),
 }
@@ -26,9 +27,9 @@ class Task:
         name: what `--task` takes.
         description: one line, shown by `--help`.
         source: sentence pairs.
-        metrics: what evaluation computes: "bleu", "rouge", "exact_match".
-        headline_metric: the value that picks the best checkpoint: "bleu", "rouge1", "rouge2",
-            "rougeL", "rougeLsum" or "exact_match".
+        metrics: what evaluation computes: "bleu", "chrf", "rouge", "exact_match".
+        headline_metric: the value that picks the best checkpoint: "bleu", "chrf", "rouge1",
+            "rouge2", "rougeL", "rougeLsum" or "exact_match".
         defaults: flag name -> value, where the task differs from the global default. A flag on the
             command line wins.
         from_files: for tasks with options of their own, such as a user's files: makes the task

@@ -326,7 +326,7 @@ class TestTrainRefusals:
             ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, multi_.*"),
             ("--tpu=local", r"--tpu=local belongs to --strategy=tpu, not to --strategy=auto\..*"),
             ("--clone_init=copy", r"--clone_init=copy has no effect where all decoders share .*"),
-            ("--metric=chrf", r"Unknown --metric=chrf\. Write one of: bleu, rouge\."),
+            ("--metric=ter", r"Unknown --metric=ter\. Write one of: bleu, chrf, rouge\."),
             ("--train_files=", r"There are no files for split 'train'\. Give --train_files=.*"),
             ("--valid_files=", r"There are no files for split 'validation'\. Give --valid_.*"),
             ("--train_files=/no.tsv", r"/no\.tsv: no such file\. Check --train_files\."),

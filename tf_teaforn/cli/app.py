@@ -121,7 +121,11 @@ _TASK_OPTIONS = {
     ),
     "valid_files": (str, "validation data, as --train_files."),
     "test_files": (str, "test data, as --train_files."),
-    "metric": (str, "bleu or rouge. Default: bleu."),
+    "metric": (
+        str,
+        "what picks the best checkpoint: bleu, chrf (for targets without spaces between words, "
+        "such as Chinese, Japanese or Thai) or rouge. Default: bleu.",
+    ),
     "tfds_name": (str, "TFDS builder to read documents from, instead of files."),
     "tfds_feature": (str, "the text feature of --tfds_name."),
     "tfds_splits": (
