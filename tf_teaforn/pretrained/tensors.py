@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -249,9 +250,12 @@ def _read_header(path):
     that one} in the header's metadata.
     """
     places = {}
-    total = path.stat().length
     try:
         with path.open("rb") as file:
+            # `stat` of a local path fails where its owner has no name, as in many containers.
+            file.seek(0, os.SEEK_END)
+            total = file.tell()
+            file.seek(0)
             data = 8 + int.from_bytes(file.read(8), "little")
             if data > total:
                 raise ValueError("it is cut off")
