@@ -164,6 +164,16 @@ class TestRemote:
             "of the two."
         ]
 
+    @pytest.mark.parametrize("failing", ["read_text", "unlink"])
+    def test_a_file_system_that_fails_leaves_the_error_of_the_run(self, path, monkeypatch, failing):
+        def fail(*_, **__):
+            # As TensorFlow's errors, no OSError.
+            raise RuntimeError("unavailable")
+
+        with pytest.raises(KeyError, match="of the run"), lock._remote(path, "model_dir"):
+            monkeypatch.setattr(type(path), failing, fail)
+            raise KeyError("of the run")
+
     @pytest.mark.parametrize("text", ["", "null", "[1"])
     def test_a_file_that_says_nothing_is_waited_for(self, path, text):
         path.write_text(text)
