@@ -1,5 +1,8 @@
 """What all commands share."""
 
+import errno
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,3 +27,30 @@ def test_the_error_of_a_layer_is_told_as_it_was_raised():
         "into the next. Write --batching=bucket."
     )
     assert app._innermost(ValueError("as it is")).args == ("as it is",)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied."),
+        (OSError(errno.EFBIG, "File too large"), "output: File too large."),
+        (
+            OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
+            "reading or writing: Transport endpoint is not connected.",
+        ),
+        (
+            TimeoutError(errno.ETIMEDOUT, "Connection timed out"),
+            "reading or writing: Connection timed out.",
+        ),
+        (
+            FileNotFoundError("The specified path gs://b/x was not found."),
+            "The specified path gs://b/x was not found.",
+        ),
+        (OSError("without a file"), None),
+        (io.UnsupportedOperation("not writable"), None),
+        (TimeoutError(), None),
+    ],
+)
+def test_errors_of_files_and_disks(error, line):
+    """None is a mistake of ours, which keeps its traceback."""
+    assert app._os_error_line(error) == line

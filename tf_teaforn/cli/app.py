@@ -106,8 +106,8 @@ def define_model_flags(values):
     )
 
 
-# No space, a quota, a disk or a server that fails.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+# Of writing alone: no space, a quota, a limit, a disk for reading.
+_NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _ADDRESS = re.compile(r"\b(gs|s3)://")
 # Flags that may hold addresses of other kinds.
 _NO_PATHS = ("beam_options", "tpu")
@@ -291,10 +291,9 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except OSError as error:
-        # What is wrong with standard output, or with a disk as a whole, has no name.
-        if error.filename is None and error.errno not in _DISK_ERRORS:
+        if (line := _os_error_line(error)) is None:
             raise
-        _fail(f"{error.filename or 'output'}: {error.strerror}.")
+        _fail(line)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
@@ -311,6 +310,16 @@ def run(define_flags, main, description, backends=("tensorflow",)):
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
             raise
         _fail(error)
+
+
+def _os_error_line(error):
+    """What the system says of a file, a disk or a server; None for an error of the program."""
+    if error.filename is None and error.errno is None:
+        # Those of remote file systems have a text alone.
+        return str(error) if _ADDRESS.search(str(error)) else None
+    # What is wrong with standard output, or with a disk as a whole, has no name.
+    unnamed = "output" if error.errno in _NO_OUTPUT else "reading or writing"
+    return f"{error.filename or unnamed}: {error.strerror or error}."
 
 
 def _is_out_of_memory(error):
