@@ -10,7 +10,7 @@ import tempfile
 import pytest
 from etils import epath
 
-from tf_teaforn.paths import check_writable, is_remote, move_folder, write_whole
+from tf_teaforn.paths import check_writable, is_remote, matching, move_folder, write_whole
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,24 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     write_whole(path, "first")
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "漢" * 85])
+def test_a_name_as_long_as_there_can_be(tmp_path, name):
+    assert len(name.encode()) == 255
+    write_whole(tmp_path / name, "text")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "text")]
+
+
+def test_the_name_of_a_folder_is_no_pattern(tmp_path):
+    for name in ("run[1]/a-b/x", "run[1]/a/x", "run[1]/y", "run1/a/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folder = tmp_path / "run[1]"
+    assert matching(folder, "y*") == [folder / "y"]
+    assert matching(folder, "*/x") == [folder / "a-b" / "x", folder / "a" / "x"]
+    assert matching(tmp_path, "run[1]/*/x") == [tmp_path / "run1" / "a" / "x"]
+    assert matching(tmp_path / "none", "*") == []
 
 
 def test_a_symbolic_link_stays_one(tmp_path):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from etils import epath
+from tensorflow.python.lib.io import file_io
 
 from tests import nano_model
 from tests.checkpoints import tensors
 from tests.fake_gcs import fake_gcs
 from tf_teaforn import checkpoint
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import write_whole
+from tf_teaforn.paths import move_folder, write_whole
 from tf_teaforn.tf_backend.export import write_saved_model
 
 RUN = "gs://bucket/runs/model"
@@ -137,6 +138,43 @@ def test_a_failed_write_leaves_what_was_there(gcs, tmp_path, monkeypatch):
         write_whole(folder / "file", "after")
     assert list(folder.iterdir()) == [folder / "file"]
     assert (folder / "file").read_text() == "before"
+
+
+def test_a_folder_that_cannot_be_listed_is_not_moved(gcs, tmp_path, monkeypatch):
+    """What is not in the list would be deleted with the source."""
+    folder = epath.Path(f"gs://bucket/{tmp_path.name}")
+    for name in ("last", "part/first"):
+        write_whole(folder / "source" / name, name)
+
+    def lost(path):
+        raise tf.errors.NotFoundError(None, None, f"no list of {path}")
+
+    listed = file_io.list_directory
+    for broken, message in (
+        (lost, "no list of .*/source"),
+        (lambda path: lost(path) if "part" in path else listed(path), "no list of .*/part"),
+        (lambda path: ["part/"] if path.endswith("source") else listed(path), "not in its folder"),
+    ):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises((OSError, tf.errors.NotFoundError), match=message),
+        ):
+            patch.setattr(file_io, "list_directory", broken)
+            move_folder(folder / "source", folder / "destination", "last")
+    assert (folder / "source" / "last").read_text() == "last"
+    assert (folder / "source" / "part" / "first").read_text() == "part/first"
+    assert not (folder / "destination").exists()
+
+
+def test_a_prepared_shard_that_is_missing(gcs, tmp_path, call_command, capsys):
+    folder = epath.Path(f"gs://bucket/{tmp_path.name}")
+    manifest = {"splits": {"train": "x", "validation": "x"}, "shards": 1}
+    write_whole(folder / "prepared.json", json.dumps(manifest))
+    flags = ["--task=gsg", f"--prepared={folder}", *nano_model.FLAGS, f"--model_dir={tmp_path}/m"]
+    assert call_command("train", *flags) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    shard = f"{folder}/train-00000-of-00001.tsv.gz"
+    assert line == f"train: The specified path {shard} was not found."
 
 
 def test_no_access(gcs, corpus, call_command, capsys):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
@@ -39,8 +40,9 @@ def write_whole(path: epath.PathLike, content: str | bytes) -> None:
         return
     if not is_remote(path):
         path = epath.Path(os.path.realpath(path))
-    # Of its own: several processes may be writing this file.
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    # Of its own: several processes may be writing this file. A name has 255 bytes at the most, up
+    # to 4 a character.
+    aside = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.partial")
     try:
         aside.write_bytes(data)
         # The new name must not outlive a power cut without the content.
@@ -99,6 +101,16 @@ def flush(path: epath.PathLike) -> None:
         os.close(descriptor)
 
 
+def matching(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
+    """Paths in a folder, sorted as text; the folder's own name is no pattern, [1] in it no 1.
+
+    Args:
+        folder: local or remote; need not exist.
+        pattern: of names in it, or of paths from there.
+    """
+    return sorted(epath.Path(glob.escape(os.fspath(folder))).glob(pattern), key=os.fspath)
+
+
 def move_folder(
     source: epath.Path, destination: epath.Path, last: str, keep_source: bool = False
 ) -> None:
@@ -112,6 +124,9 @@ def move_folder(
         destination: does not exist.
         last: name of the file that makes it count.
         keep_source: see above; a local folder is renamed all the same.
+
+    Raises:
+        OSError, or what TensorFlow raises of an object store.
     """
     if not is_remote(source):
         source.rename(destination)
@@ -121,7 +136,10 @@ def move_folder(
             destination.rename(source)
             raise
         return
-    files = {root / name for root, _, names in source.walk() for name in names}
+    # Of a folder that cannot be listed there would be no files, and all in it is deleted below.
+    files = {root / name for root, _, names in source.walk(on_error=_raise) for name in names}
+    if source / last not in files:
+        raise FileNotFoundError(errno.ENOENT, "it is not in its folder's list", str(source / last))
     try:
         for path in (*sorted(files - {source / last}), source / last):
             target = destination / path.relative_to(source)
@@ -137,6 +155,10 @@ def move_folder(
         # The destination is whole, whatever becomes of these empty folders.
         with contextlib.suppress(Exception):
             source.rmtree(missing_ok=True)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _in_place(path: epath.PathLike) -> int | str | None:

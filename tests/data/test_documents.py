@@ -57,6 +57,27 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
     assert list(named.documents("train")) == ["None."]
 
 
+def test_a_folder_whose_name_looks_like_a_pattern(tmp_path):
+    for name in ("news[1]/a.txt", "news[1]/b.txt", "news1/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    literal = DocumentFiles(train=f"{tmp_path}/news[1]/*.txt")
+    assert literal.files("train") == tuple(f"{tmp_path}/news[1]/{name}.txt" for name in "ab")
+    assert DocumentFiles(train=f"{tmp_path}/news*/a.txt").files("train") == (
+        f"{tmp_path}/news1/a.txt",
+        f"{tmp_path}/news[1]/a.txt",
+    )
+    (tmp_path / "news[1]").rename(tmp_path / "moved")
+    assert literal.files("train") == (f"{tmp_path}/news1/a.txt",)
+
+
+def test_patterns_from_the_current_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert DocumentFiles(train="a*").files("train") == ("a1.txt", "a2.txt.gz")
+    with pytest.raises(UserError, match=r"^--train_files=none/\*: there is no such file\.$"):
+        DocumentFiles(train="none/*").files("train")
+
+
 def test_other_rules_are_other_pairs(folder, monkeypatch):
     source = GapSource(DocumentFiles(train=f"{folder}/a*"))
     found = source.fingerprint("train")

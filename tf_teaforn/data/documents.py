@@ -35,6 +35,7 @@ from tf_teaforn.data.sources import (
     with_data_dir,
 )
 from tf_teaforn.errors import UserError
+from tf_teaforn.paths import matching
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -85,13 +86,12 @@ class DocumentFiles:
             if "**" in pattern:
                 raise UserError(f"{flag}={pattern}: ** is not known. Write a * for each folder.")
             path = epath.Path(os.path.expanduser(pattern))
-            # A name with brackets may be a file's.
-            matching = (
-                [str(path)] if path.exists() else sorted(map(str, path.parent.glob(path.name)))
-            )
-            if not matching:
+            # A name with brackets may be a file's, or a folder's.
+            folder = next((p for p in (path, *path.parents) if p.exists()), path.parent)
+            paths = [path] if folder == path else matching(folder, str(path.relative_to(folder)))
+            if not paths:
                 raise UserError(f"{flag}={pattern}: there is no such file.")
-            found += matching
+            found += map(str, paths)
         return tuple(found)
 
     def where(self, split: str) -> str:

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from etils import epath
 
-from tf_teaforn.paths import is_remote
+from tf_teaforn.paths import is_remote, matching
 
 
 class ScalarWriter:
@@ -41,7 +41,7 @@ def _withdraw_after(directory, step):
 
     TensorBoard's own way, an event SessionLog.START, leaves points behind in some of its readers.
     """
-    for path in directory.glob("events.out.tfevents.*"):
+    for path in matching(directory, "events.out.tfevents.*"):
         kept, dropped = [], False
         try:
             for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
