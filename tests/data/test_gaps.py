@@ -235,3 +235,32 @@ def test_the_stochastic_variant_draws_ratio_and_scores():
 def test_settings_out_of_range(name, value):
     with pytest.raises(UserError, match=rf"^--gap_{name}={value}: write "):
         GapSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("language", "guess"),
+    [
+        ("english", "en"),
+        ("EN", "en"),
+        ("pt-BR", "pt"),
+        ("deu", "de"),
+        ("spa", "es"),
+        ("Egyptian Arabic", "arz"),
+        ("", None),
+        ("?", None),
+        ("en_US", "en"),
+    ],
+)
+def test_a_language_that_is_none(language, guess):
+    """sentencex takes any for English."""
+    with pytest.raises(UserError) as error:
+        GapSettings(language=language)
+    assert str(error.value) == (
+        f"--gap_language={language}: write the ISO 639 code of a language, such as en."
+        + (f" Did you mean {guess}?" if guess else "")
+    )
+
+
+@pytest.mark.parametrize("language", ["en", "fr", "zh", "arz"])
+def test_a_language_that_is_one(language):
+    assert GapSettings(language=language).language == language

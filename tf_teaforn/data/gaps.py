@@ -11,9 +11,10 @@ import hashlib
 import random
 import re
 
+import babel
 import sentencex
 
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, did_you_mean
 
 # Raised when the same documents give other pairs.
 VERSION = 1
@@ -67,8 +68,24 @@ class GapSettings:
             )
         if self.max_words < 2:
             raise UserError(f"--gap_max_words={self.max_words}: write 2 or more.")
+        _check_language(self.language)
         if not 0 <= self.seed < 2**64:
             raise UserError(f"--gap_seed={self.seed}: write a number from 0, below 2^64.")
+
+
+def _check_language(code: str) -> None:
+    """Refuses what is no language; sentencex would take it for English."""
+    # With "_" they are variants of a language.
+    languages = {c: name for c, name in babel.Locale("en").languages.items() if "_" not in c}
+    if code in languages:
+        return
+    by_name = {name.lower(): c for c, name in languages.items()}
+    word = re.split("[-_]", code.lower())[0]
+    meant = by_name.get(code.lower()) or babel.core.get_global("language_aliases").get(word, word)
+    raise UserError(
+        f"--gap_language={code}: write the ISO 639 code of a language, such as en."
+        f"{did_you_mean(meant, list(languages))}"
+    )
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:
