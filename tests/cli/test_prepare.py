@@ -37,6 +37,25 @@ def test_mistakes(flags, changed, message, call_command, capsys, tmp_path):
     assert not (tmp_path / "pairs").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            "--beam_options=--project='x",
+            "prepare: --beam_options=--project='x: No closing quotation. Write it as a shell would "
+            "have it.\n",
+        ),
+        ("--runner=Foo", "prepare: Unexpected pipeline runner: Foo. Valid values are "),
+    ],
+)
+def test_options_that_beam_does_not_take(flags, changed, message, call_command, capsys, tmp_path):
+    pytest.importorskip("apache_beam")
+    assert call_command("prepare", *flags, changed) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(message) and line.count("\n") == 1
+    assert not (tmp_path / "pairs").exists()
+
+
 def test_beam_is_named_where_it_is_missing(flags, call_command, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "tf_teaforn.data.prepare", raising=False)
     monkeypatch.setitem(sys.modules, "apache_beam", None)

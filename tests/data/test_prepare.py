@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import os
 import re
 
 import pytest
@@ -32,7 +33,8 @@ def files(folder):
 
 
 def test_shards(source, tmp_path, caplog):
-    folder = tmp_path / "out"
+    # No pattern.
+    folder = tmp_path / "out[1]"
     written = prepare.prepare(source, str(folder), SHARDS, OPTIONS)
     assert len(written) == 2 * SHARDS
     warning = (
@@ -63,12 +65,58 @@ def test_shards(source, tmp_path, caplog):
     for name in lost:
         (folder / name).unlink()
     (folder / f"{lost[0]}.5c.partial").write_bytes(b"half")
+    # And what a power cut leaves of a file that was not flushed.
+    lost.insert(1, "train-00003-of-00005.tsv.gz")
+    (folder / lost[1]).write_bytes(b"")
     assert prepare.prepare(source, str(folder), SHARDS, OPTIONS) == lost
     assert files(folder) == before
 
     with pytest.raises(UserError, match="was begun with other documents, settings or --shards"):
         prepare.prepare(source, str(folder), 4, OPTIONS)
     assert files(folder) == before
+
+
+def test_a_shard_is_flushed_before_it_has_its_name(tmp_path, monkeypatch):
+    flushed = []
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        flushed.append((gzip.decompress(open(path, "rb").read()), os.listdir(tmp_path)))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    prepare._write_shard((1, [(2, "c", "d"), None, (1, "a\nb", "e")]), str(tmp_path), ["x", "y"])
+    ((content, names),) = flushed
+    assert content == b"a<n>b\te\nc\td\n" and "y" not in names
+    assert os.listdir(tmp_path) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--runner=Foo", r"Unexpected pipeline runner: Foo\. Valid values are DataflowRunner, .*"),
+        ("--runner=none.Runner", "No module named 'none'"),
+        ("--runner=gzip.Runner", "module 'gzip' has no attribute 'Runner'"),
+        ("--direct_num_workers=x", "argument --direct_num_workers: invalid int value: 'x'"),
+    ],
+)
+def test_options_that_beam_does_not_take(source, tmp_path, capsys, option, message):
+    with pytest.raises(UserError, match=rf"^{message}\. Check --runner and --beam_options\.$"):
+        prepare.prepare(source, str(tmp_path / "out"), SHARDS, [*OPTIONS, option])
+    assert not (tmp_path / "out").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_runner_whose_package_is_missing(source, tmp_path, monkeypatch):
+    def run(*_, **__):
+        # That of Dataflow's.
+        raise ImportError("runner not available, please install apache_beam[gcp]")
+
+    monkeypatch.setattr(prepare.beam.Pipeline, "run", run)
+    with pytest.raises(UserError) as error:
+        prepare.prepare(source, str(tmp_path / "out"), SHARDS, OPTIONS)
+    assert str(error.value) == (
+        "runner not available, please install apache_beam[gcp]. Check --runner and --beam_options."
+    )
 
 
 def test_a_runner_that_does_not_count(source, tmp_path, monkeypatch):

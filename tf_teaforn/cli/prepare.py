@@ -62,7 +62,12 @@ def prepare(values):
             f"--direct_num_workers={workers}",
             "--direct_running_mode=multi_processing",
         ]
-    options += shlex.split(values.beam_options)
+    try:
+        options += shlex.split(values.beam_options)
+    except ValueError as error:
+        raise UserError(
+            f"--beam_options={values.beam_options}: {error}. Write it as a shell would have it."
+        ) from error
     written = run(task.source, output_dir, values.shards, options)
     print(f"Wrote {len(written)} files to {output_dir}. Next: bin/train --prepared={output_dir} …")
 

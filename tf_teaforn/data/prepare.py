@@ -8,10 +8,10 @@ which they work.
 import collections
 import contextlib
 import gzip
+import io
 import itertools
 import json
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
@@ -29,14 +29,13 @@ from tf_teaforn.data.documents import (
 from tf_teaforn.data.gaps import GapSettings, document_hash, gap_example
 from tf_teaforn.data.sources import read_pairs
 from tf_teaforn.errors import UserError, user_error_in
-from tf_teaforn.paths import write_whole
+from tf_teaforn.paths import matching, write_whole
 
 # Keeps DirectRunner from PrismRunner, a program that it would download and that runs all Python in
 # one process.
 WITHOUT_PRISM = "--allow_unsafe_triggers"
 
 _PLAN = "plan.json"
-_PARTIAL = ".partial"
 # Namespace of the counters of documents.
 _COUNTERS = "gaps"
 
@@ -61,8 +60,9 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
 
     Raises:
         UserError: the folder holds, or was begun with, other documents or settings; documents
-            cannot be read, or none has a pair.
+            cannot be read, or none has a pair; Beam does not take the options.
     """
+    _check_options(options)
     splits = {split: source.fingerprint(split) for split in source.splits or ("train",)}
     for split in source.splits:
         # Documents that cannot be read are known before anything is written.
@@ -78,12 +78,12 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         )
     if not plan.exists():
         write_whole(plan, content)
-    for left in folder.glob(f"*{_PARTIAL}"):
+    for left in matching(folder, "*.partial"):
         left.unlink()
     written = []
     for split in source.splits:
         names = shard_names(split, shards)
-        missing = [i for i, name in enumerate(names) if not (folder / name).exists()]
+        missing = [i for i, name in enumerate(names) if not _is_there(folder / name)]
         counts = collections.Counter()
         if missing:
             _logger.info("%s: %d of %d shards to write", split, len(missing), shards)
@@ -106,11 +106,41 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     return written
 
 
+def _check_options(options: Sequence[str]) -> None:
+    """Finds what Beam does not take, before anything is written."""
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            found = PipelineOptions(list(options))
+            # Some are else read as late as the pipeline runs.
+            found.get_all_options()
+        beam.Pipeline(options=found)
+    except SystemExit:
+        raise _refusal(told.getvalue().rpartition("error: ")[2]) from None
+    except (AttributeError, ImportError, ValueError) as error:
+        raise _refusal(error) from error
+
+
+def _refusal(reason: object) -> UserError:
+    return UserError(f"{str(reason).strip().rstrip('.')}. Check --runner and --beam_options.")
+
+
+def _is_there(shard: epath.Path) -> bool:
+    if not shard.exists():
+        return False
+    # A power cut leaves an empty file where one was not flushed.
+    with shard.open("rb") as file:
+        return bool(file.read(1))
+
+
 @contextlib.contextmanager
 def _own_errors() -> Iterator[None]:
-    """Turns what Beam makes of a worker's `UserError` into a `UserError` again."""
+    """Turns what Beam makes of a worker's `UserError`, and a missing package, into `UserError`."""
     try:
         yield
+    except ImportError as error:
+        # Of a package that a runner needs.
+        raise _refusal(error) from error
     except Exception as error:
         if message := user_error_in(error):
             raise UserError(message) from error
@@ -173,9 +203,8 @@ def _write_shard(
     names: Sequence[str],
 ) -> None:
     shard, pairs = shard_and_pairs
-    path = epath.Path(output_dir) / names[shard]
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
-    with aside.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+    raw = io.BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
         for _, *sides in sorted(pair for pair in pairs if pair):
             file.write("\t".join(side.replace("\n", "<n>") for side in sides).encode() + b"\n")
-    aside.replace(path)
+    write_whole(epath.Path(output_dir) / names[shard], raw.getvalue())
