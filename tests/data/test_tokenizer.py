@@ -170,9 +170,15 @@ def test_too_large_a_vocabulary(tmp_path):
         train_sentencepiece(SENTENCES, highest + 1, tmp_path / "vocab.model")
 
 
-def test_too_small_a_vocabulary(tmp_path):
-    with pytest.raises(UserError, match="--vocab_size=100 is too small"):
-        train_sentencepiece(SENTENCES, 100, tmp_path / "vocab.model")
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_too_small_a_vocabulary(tmp_path, size):
+    with pytest.raises(UserError) as error:
+        train_sentencepiece(SENTENCES, size, tmp_path / "vocab.model")
+    # 4 special pieces, 256 bytes, 34 characters.
+    assert str(error.value) == (
+        f"--vocab_size={size} is too small for this text: its characters and all bytes alone need "
+        "294 pieces. Raise it."
+    )
 
 
 @pytest.mark.parametrize("sentences", [[], ["", "\n"]])

@@ -79,7 +79,8 @@ def train_sentencepiece(
             sentence_iterator=iter(parts),
             model_writer=model,
             model_type="unigram",
-            vocab_size=vocabulary_size,
+            # Without room for the special pieces it does not say that the size is too small.
+            vocab_size=max(vocabulary_size, UNK_ID + 1),
             pad_id=PAD_ID,
             eos_id=EOS_ID,
             unk_id=UNK_ID,
