@@ -40,7 +40,9 @@ def check_names(model_dir):
         str(model_dir).encode()
     except UnicodeEncodeError as error:
         # TensorFlow takes no other names.
-        raise UserError(f"--model_dir={model_dir}: the name is not UTF-8. Take another.") from error
+        raise UserError(
+            f"--model_dir={str(model_dir)!r}: the name is not UTF-8. Take another."
+        ) from error
     try:
         if model_dir.exists() and not model_dir.is_dir():
             raise UserError(f"--model_dir={model_dir} is a file. Name a folder.")

@@ -14,6 +14,7 @@ from tf_teaforn import checkpoint
 from tf_teaforn.cli import train
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
+from tf_teaforn.model_dir import write_config
 from tf_teaforn.task import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,18 @@ def test_a_disk_that_cannot_be_written_to(refused, train_flags, tmp_path, monkey
     monkeypatch.setattr("os.mkdir", mkdir)
     assert refused("train", *train_flags) == f"{tmp_path}/model: Read-only file system."
     assert os.listdir(tmp_path) == []
+
+
+def test_a_name_that_is_not_utf_8(refused, train_flags, tmp_path):
+    """Files may have one, a folder that TensorFlow writes to may not."""
+    name = os.fsdecode(b"caf\xe9")
+    for _ in range(2):
+        write_config(tmp_path / "model", RunConfig(task="text"), ["train", f"--vocab={name} 1"])
+    assert (tmp_path / "model" / "command.txt").read_bytes() == b"train '--vocab=caf\xe9 1'\n" * 2
+    line = refused("train", *train_flags, f"--model_dir={tmp_path}/{name}")
+    path = rf"{tmp_path}/caf\udce9"
+    assert line == f"--model_dir='{path}': the name is not UTF-8. Take another."
+    assert os.listdir(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize(
