@@ -706,7 +706,7 @@ class Run:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(errors="replace").split("\n"):
+        for line in path.read_bytes().decode(errors="replace").split("\n"):
             try:
                 record = json.loads(line)
             except ValueError:

@@ -265,7 +265,8 @@ class Sweep:
             speed = read_speed(model_dir / "tensorboard")
             origin = {"version": "trained elsewhere"}
             if (model_dir / "command.txt").exists():
-                command = (model_dir / "command.txt").read_text().splitlines()[-1]
+                command = (model_dir / "command.txt").read_bytes().decode(errors="replace")
+                command = command.splitlines()[-1]
                 origin["command"] = portable(command)
             self._record(run, ("launched",), seconds=speed.get("seconds"), speed=speed, **origin)
         self._record(run, curves=read_curves(model_dir / "metrics.jsonl"))
