@@ -49,6 +49,8 @@ def test_replace():
         ("seed", [-1, 2**32], [0, 2**32 - 1]),
         ("optimizer", ["Adam"], ["adafactor"]),
         ("learning_rate", [0, -1e-3, float("inf"), float("nan")], [1e-9, 1]),
+        ("clip_norm", [0, -1.0, float("inf")], [0.1, None]),
+        ("weight_decay", [-0.1, float("inf"), None], [0, 0.01]),
         ("warmup_steps", [-1], [0]),
         ("eval_every", [0], [1]),
         ("checkpoint_every", [0], [1]),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tf_teaforn.config import TrainingConfig
+from tf_teaforn.errors import UserError
 from tf_teaforn.optimizers import WarmupSchedule, build_optimizer
 
 PEAK, WARMUP, LAST = 0.5, 10, 100
@@ -82,9 +83,11 @@ def test_first_update(name, direction):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adafactor"])
 def test_variables_have_the_same_names_in_every_run(name):
+    """With weight decay too, which needs none."""
+    decay = 0.1 if name == "adam" else 0.0
     paths = []
-    for _ in range(2):
-        optimizer = build_optimizer(TrainingConfig(optimizer=name))
+    for weight_decay in (0.0, decay):
+        optimizer = build_optimizer(TrainingConfig(optimizer=name, weight_decay=weight_decay))
         optimizer.build([keras.Variable(START, name="weight")])
         paths.append([variable.path for variable in optimizer.variables])
     assert paths[0] == paths[1] and f"{name}/iteration" in paths[0]
@@ -93,6 +96,61 @@ def test_variables_have_the_same_names_in_every_run(name):
 def test_adam_has_the_field_s_settings():
     adam = build_optimizer(TrainingConfig())
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.9, 0.998, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adafactor"])
+def test_the_norm_of_all_gradients_together_is_limited(name):
+    random = np.random.default_rng(0)
+    start = [random.normal(size=shape).astype("float32") for shape in ((3, 2), (4,))]
+    clipped, plain = (
+        TrainingConfig(optimizer=name, clip_norm=limit, schedule="constant", warmup_steps=0)
+        for limit in (2.0, None)
+    )
+    optimizers = build_optimizer(clipped), build_optimizer(plain)
+    weights = [[keras.Variable(value) for value in start] for _ in optimizers]
+    # The norm of the first is below the limit.
+    for scale in (0.1, 10.0, 3.0):
+        gradients = [scale * random.normal(size=value.shape).astype("float32") for value in start]
+        norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
+        assert (norm > 2) == (scale > 1)
+        factors = 1.0, min(1.0, 2.0 / norm)
+        for optimizer, variables, factor in zip(optimizers, weights, factors, strict=True):
+            given = [keras.ops.convert_to_tensor(factor * gradient) for gradient in gradients]
+            optimizer.apply(given, variables)
+    for actual, expected, value in zip(*weights, start, strict=True):
+        expected = keras.ops.convert_to_numpy(expected)
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(actual), expected, rtol=1e-5)
+        assert np.max(np.abs(expected - value)) > 1e-3
+
+
+def test_weight_decay_is_of_weights_that_are_no_biases_and_no_norms():
+    """At a gradient of zero it is all there is."""
+    training = TrainingConfig(
+        learning_rate=0.5, schedule="constant", warmup_steps=0, weight_decay=0.1
+    )
+    shapes = {"kernel": (2, 3), "embeddings": (4, 2), "bias": (2, 2), "gamma": (3,), "beta": (3,)}
+    variables = [keras.Variable(np.ones(shape), name=name) for name, shape in shapes.items()]
+    optimizer = build_optimizer(training)
+    for _ in range(2):
+        optimizer.apply([keras.ops.zeros(shape) for shape in shapes.values()], variables)
+    found = {v.name: float(keras.ops.convert_to_numpy(v).flat[0]) for v in variables}
+    decayed = pytest.approx((1 - 0.5 * 0.1) ** 2)
+    assert found == {"kernel": decayed, "embeddings": decayed, "bias": 1, "gamma": 1, "beta": 1}
+
+
+def test_weight_decay_of_another_optimizer_is_refused():
+    training = TrainingConfig(optimizer="adafactor", weight_decay=0.1)
+    with pytest.raises(UserError, match="^--weight_decay=0.1 is for --optimizer=adam, not for ada"):
+        build_optimizer(training)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_round_trip(weight_decay):
+    training = TrainingConfig(clip_norm=0.5, weight_decay=weight_decay)
+    optimizer = build_optimizer(training)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again) is type(optimizer) and again.global_clipnorm == 0.5
+    assert again.weight_decay == (weight_decay or None)
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])

@@ -23,6 +23,7 @@ NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
 LENGTH = (lambda value: 2 <= value <= 100_000, "a number from 2 to 100000")
 OUTPUT_LENGTH = (lambda value: 1 <= value <= 100_000, "a number from 1 to 100000")
 POSITIVE = (lambda value: 0 < value < math.inf, "a positive number")
+NOT_NEGATIVE_NUMBER = (lambda value: 0 <= value < math.inf, "a number from 0")
 RATE = (lambda value: 0 <= value < 1, "a number from 0, below 1")
 FRACTION = (lambda value: 0 <= value <= 1, "a number from 0 to 1")
 # TensorFlow's own type for sizes of arrays.
@@ -147,6 +148,18 @@ class TrainingConfig:
         "inverse_sqrt",
         "Learning rate after warm-up.",
         ("inverse_sqrt", "linear", "constant"),
+    )
+    clip_norm: float | None = setting(
+        None,
+        "Largest norm of the gradient, of all weights together and of the whole batch; a longer "
+        "gradient is scaled down to it. Default: no limit.",
+        bounds=POSITIVE,
+    )
+    weight_decay: float = setting(
+        0.0,
+        "With --optimizer=adam: what each update takes off a weight besides, as a share of it and "
+        "times the learning rate (AdamW); biases and norms keep theirs.",
+        bounds=NOT_NEGATIVE_NUMBER,
     )
     freeze: str | None = setting(
         None,

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from tf_teaforn.errors import UserError
+
 if keras.backend.backend() == "tensorflow":
     from tf_teaforn.tf_backend.adam import Adam
 else:
@@ -10,6 +12,25 @@ else:
     @keras.saving.register_keras_serializable("tf_teaforn")
     class Adam(keras.optimizers.Adam):
         """Keras', by the name that it has in a model saved under TensorFlow."""
+
+
+@keras.saving.register_keras_serializable("tf_teaforn")
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), but of biases and norms.
+
+    An update takes `weight_decay` times the learning rate times the weight off the weight.
+    """
+
+    def build(self, variables):
+        if not self.built:
+            kept = [variable for variable in variables if not _decays(variable)]
+            self.exclude_from_weight_decay(kept)
+        super().build(variables)
+
+
+def _decays(variable):
+    # Some biases of KerasHub's attention are matrices.
+    return len(variable.shape) > 1 and not variable.name.endswith("bias")
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")
@@ -89,23 +110,39 @@ class Adafactor(keras.optimizers.Adafactor):
         self.assign_sub(variable, rate * update)
 
 
+def check_settings(training):
+    """Raises `UserError` for settings of a `TrainingConfig` that no optimizer has together."""
+    if training.weight_decay and training.optimizer != "adam":
+        raise UserError(
+            f"--weight_decay={training.weight_decay} is for --optimizer=adam, not for "
+            f"{training.optimizer}. Leave it out, or write --optimizer=adam."
+        )
+
+
 def build_optimizer(training):
     """Builds the optimizer of a `TrainingConfig`.
 
     Adam has β1 = .9, β2 = .998, ε = 1e-9 (OpenNMT-tf's Transformer; Tensor2Tensor: .997).
     Adafactor has PEGASUS' settings: no momentum, decay 1 - t^-0.8, clipping at 1, updates scaled
     by the parameters' scale.
+
+    Raises:
+        UserError: see `check_settings`.
     """
+    check_settings(training)
     schedule = WarmupSchedule(
         training.schedule, training.learning_rate, training.warmup_steps, training.train_steps
     )
     # Its variables are found in a checkpoint by this name. Keras would number the optimizers of a
     # process.
-    name = training.optimizer
-    if name == "adam":
-        return Adam(schedule, beta_1=0.9, beta_2=0.998, epsilon=1e-9, name=name)
-    if name == "adafactor":
+    settings = {"name": training.optimizer, "global_clipnorm": training.clip_norm}
+    if training.optimizer == "adam":
+        settings |= {"beta_1": 0.9, "beta_2": 0.998, "epsilon": 1e-9}
+        if training.weight_decay:
+            return AdamW(schedule, weight_decay=training.weight_decay, **settings)
+        return Adam(schedule, **settings)
+    if training.optimizer == "adafactor":
         return Adafactor(
-            schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False, name=name
+            schedule, beta_2_decay=-0.8, clip_threshold=1.0, relative_step=False, **settings
         )
-    return keras.optimizers.SGD(schedule, name=name)
+    return keras.optimizers.SGD(schedule, **settings)

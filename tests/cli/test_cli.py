@@ -220,6 +220,19 @@ class TestTrain:
         assert call_command("train", *flags) == 2
         assert "--clone_init: independent there, copy here" in capsys.readouterr().err
 
+    def test_a_run_of_before_a_setting_existed_goes_on(self, trained, call_command, tmp_path):
+        model_dir = shutil.copytree(trained.model_dir, tmp_path / "model")
+        content = json.loads((model_dir / "config.json").read_text())
+        for setting in ("clip_norm", "weight_decay"):
+            del content["training"][setting]
+        (model_dir / "config.json").write_text(json.dumps(content))
+        shutil.rmtree(model_dir / "checkpoints" / "45")
+        assert call_command("train", *trained.flags, f"--model_dir={model_dir}") == 0
+        # Of settings, data and weights.
+        for file in ("state.json", "model.safetensors"):
+            path = f"checkpoints/45/{file}"
+            assert (model_dir / path).read_bytes() == (trained.model_dir / path).read_bytes()
+
     def test_patience_stops_and_the_best_is_exported(self, unshared):
         assert checkpoint.steps(unshared.model_dir) == [1, 2]
         best = checkpoint.resolve(unshared.model_dir, "best")
@@ -321,6 +334,7 @@ class TestTrainRefusals:
             ("--label_smoothing=1", r"--label_smoothing=1\.0: write a number from 0, below 1\."),
             ("--optimizer=Adam", r"--optimizer=Adam: write one of adam, adafactor, sgd\."),
             ("--eval_every=0", r"--eval_every=0: write 1 or more\."),
+            ("--clip_norm=0", r"--clip_norm=0\.0: write a positive number\."),
             ("--shared=perhaps", r"--shared=perhaps: write true or false\."),
             ("--noshared=1", r"--noshared=1: write --shared=true or --shared=false\."),
             ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, multi_.*"),
@@ -340,6 +354,12 @@ class TestTrainRefusals:
     )
     def test_mistakes(self, refused, flag, message):
         assert re.fullmatch(message, refused(flag))
+
+    def test_weight_decay_of_another_optimizer(self, refused):
+        assert refused("--optimizer=sgd", "--weight_decay=0.1") == (
+            "--weight_decay=0.1 is for --optimizer=adam, not for sgd. Leave it out, or write "
+            "--optimizer=adam."
+        )
 
     def test_tpu_of_another_strategy(self, refused):
         assert refused("--strategy=one", "--tpu=pod-7") == (

@@ -209,6 +209,7 @@ def check(config, task):
     Raises:
         UserError: settings out of range, an unknown model, files that are missing or malformed.
     """
+    from tf_teaforn import optimizers
     from tf_teaforn.models.catalog import model_names
     from tf_teaforn.teaforn import check_settings
 
@@ -226,6 +227,7 @@ def check(config, task):
     method = dataclasses.asdict(config.teaforn)
     del method["shared"]
     check_settings(**method, vocabulary_size=config.model.vocab_size)
+    optimizers.check_settings(config.training)
     for split in task.source.splits:
         task.source.fingerprint(split)
     for split in ("validation", "train"):
