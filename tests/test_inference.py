@@ -42,6 +42,37 @@ def test_order_and_company_do_not_matter(translator):
         np.testing.assert_allclose(together[index][0][1:], (score, penalized), rtol=1e-4)
 
 
+def test_the_number_of_sentences_at_a_time_does_not_matter(trained, monkeypatch):
+    translator = tf_teaforn.load(trained.model_dir, beam_size=2)
+    texts = [*SOURCES, "", "the bird"]
+    targets = ["je vois le chat", "le chien", "", "x", "le", "tu as le oiseau"]
+    rows = []
+
+    def counted(name):
+        function = getattr(translator, name)
+
+        def run(source_ids, *others):
+            rows.append(len(source_ids))
+            return function(source_ids, *others)
+
+        monkeypatch.setattr(translator, name, run)
+
+    counted("_search")
+    counted("_score")
+    assert translator.batch_size == 32
+    decoded, scores = translator.decode(texts), translator.score(texts, targets)
+    # Up to a power of two; pairs of one shape.
+    assert max(rows) > 2
+    rows.clear()
+    translator.batch_size = 2
+    again, scores_again = translator.decode(texts), translator.score(texts, targets)
+    assert len(rows) >= 6 and max(rows) == 2
+    assert [best[0][0] for best in again] == [best[0][0] for best in decoded]
+    found, expected = ([best[0][1:] for best in results] for results in (again, decoded))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(scores_again, scores, rtol=1e-4)
+
+
 def test_blank_texts_have_blank_answers(translator):
     blank = ["", "  ", "\t", "\n", "<n>", " <n> ", "\u00a0", "\u2028\u3000"]
     filled = ["the cat", "\u200b", ".", "<"]

@@ -14,6 +14,8 @@ from typing import Any, get_args, get_origin
 from tf_teaforn.errors import UserError
 
 FORMAT_VERSION = 1
+# Of a search, or of scoring, unless told otherwise.
+SENTENCES_AT_A_TIME = 32
 
 
 # What a value must be: a test, and the same in words.

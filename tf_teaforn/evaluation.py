@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.config import SENTENCES_AT_A_TIME
 from tf_teaforn.data.sources import checked_lines, line_text
 from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
@@ -42,6 +43,7 @@ class Request:
         alpha: exponent of the length penalty; None: the run's.
         outputs: max_length, min_length, no_repeat_ngram of `SearchConfig`, those that are not to be
             the run's. They are part of the results and of their files' names.
+        batch_size: sentences that are decoded at a time.
         test_set: one of sacreBLEU's, in place of a split.
         language_pair: of the test set; None: the task's own.
         metrics: of `compute_metrics`; none: the task's, and chrF and TER where BLEU is among them.
@@ -55,6 +57,7 @@ class Request:
     beam_sizes: Sequence[int] = ()
     alpha: float | None = None
     outputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    batch_size: int = SENTENCES_AT_A_TIME
     test_set: str | None = None
     language_pair: str | None = None
     metrics: Sequence[str] = ()
@@ -127,6 +130,7 @@ def evaluate(model_dir, task, request=Request()):
             config.data.max_source_length,
             config.data.max_target_length,
         )
+        translator.batch_size = request.batch_size
         start = time.time()
         hypotheses = [best[0][0] for best in translator.decode(sources, progress=True)]
         scores = compute_metrics(metrics, hypotheses, references, request.intervals)

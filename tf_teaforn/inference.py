@@ -5,6 +5,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.config import SENTENCES_AT_A_TIME
 from tf_teaforn.data.cache import TokenRows
 from tf_teaforn.data.pipeline import decode_batches, score_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
@@ -41,10 +42,11 @@ class Translator:
         max_target_length: the same for targets to score.
 
     Attributes:
+        batch_size: how many texts are computed at a time; may be set. Results do not depend on it.
         cut_sources, cut_targets: how many were longer than that so far, in `decode` and `score`.
     """
 
-    batch_size = 32
+    batch_size = SENTENCES_AT_A_TIME
 
     def __init__(self, seq2seq, tokenizer, config, max_source_length, max_target_length):
         self.seq2seq = seq2seq

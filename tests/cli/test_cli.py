@@ -529,6 +529,7 @@ class TestEvaluate:
             (["--beam_size=4,1,4"], "--beam_size=4,1,4: write each number once."),
             (["--beam_size=0"], "--beam_size=0: write 1 or more."),
             (["--no_repeat_ngram=-1"], "--no_repeat_ngram=-1: write 0 or more."),
+            (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
             (["--metrics=meteor"], "there is no metric 'meteor'; choose from bleu, .*"),
             (["--test_set=wmt14"], "--test_set=wmt14: the task does not say which .*"),
@@ -703,7 +704,9 @@ class TestDecode:
         monkeypatch.setattr("tf_teaforn.inference.load", lambda *args, **fields: translator)
         stdin = types.SimpleNamespace(buffer=io.BytesIO(b"x\ny"), isatty=lambda: False)
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert call_command("decode", f"--model_dir={trained.model_dir}", "--scores") == 0
+        flags = ("--scores", "--batch_size=9")
+        assert call_command("decode", f"--model_dir={trained.model_dir}", *flags) == 0
+        assert translator.batch_size == 9
         assert capsys.readouterr().out == (
             "0 ||| a<n>b ||| -1.000000 -2.000000\n1 ||| a<n>b ||| -1.000000 -2.000000\n"
         )
@@ -771,6 +774,7 @@ class TestDecode:
             (["--input={tmp}/nul"], "{tmp}/nul, line 2: byte 3 is NUL, which is no text. Take .*"),
             (["--input={tmp}/no.gz"], "--input={tmp}/no.gz is no gzip file, or a damaged one: .*"),
             (["--beam_size="], "--beam_size=: write a whole number."),
+            (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
             (["--output={tmp}"], "--output={tmp} is a folder. Name a file."),
             (["--noscores=true"], "--noscores=true: write --scores=true or --scores=false."),
@@ -820,6 +824,7 @@ class TestScore:
         [
             (["--source={corpus}/test.fr"], "--target is missing. Their targets, line by line."),
             (["--source={corpus}/no", "--target=-"], "--source={corpus}/no: No such file .*"),
+            (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (
                 ["--source={corpus}/test.fr", "--target={corpus}/train.fr"],
                 "--source=.* has 12 lines, --target=.* has 240: they must be as many.",
@@ -1070,8 +1075,8 @@ class TestApp:
             (
                 tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9]\nmore"),
                 2,
-                "command: Not enough memory (OOM when allocating [9]). Take a smaller beam, batch "
-                "or model.",
+                "command: Not enough memory (OOM when allocating [9]). Take a smaller --batch_size "
+                "(of bin/train: --batch_tokens), --beam_size or model.",
             ),
             (KeyboardInterrupt(), 130, "Interrupted."),
         ],

@@ -42,6 +42,7 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         "--beam_size=1,4",
         "--beam_alpha=0.8",
         "--no_repeat_ngram=3",
+        "--batch_size=5",
         "--test_set=wmt12",
         "--language_pair=en-fr",
         "--metrics=bleu,chrf",
@@ -56,6 +57,7 @@ def test_evaluate(folder, call_command, capsys, monkeypatch):
         beam_sizes=[1, 4],
         alpha=0.8,
         outputs={"no_repeat_ngram": 3},
+        batch_size=5,
         test_set="wmt12",
         language_pair="en-fr",
         metrics=["bleu", "chrf"],
@@ -113,6 +115,7 @@ class FakeTranslator:
     cut_sources, cut_targets = 0, 1
 
     def score(self, sources, targets):
+        assert self.batch_size == 7
         assert (sources, targets) == (["a", "b"], ["c d", "e"])
         return np.array([-2.0, -4.0])
 
@@ -128,7 +131,8 @@ def test_score(call_command, capsys, caplog, monkeypatch, tmp_path):
     (tmp_path / "source").write_text("a\nb\n")
     (tmp_path / "target").write_text("c d\ne\n")
     flags = [f"--{name}={tmp_path}/{name}" for name in ("source", "target")]
-    assert call_command("score", "--model_dir=/m", "--checkpoint=average:2", *flags) == 0
+    flags += ["--checkpoint=average:2", "--batch_size=7"]
+    assert call_command("score", "--model_dir=/m", *flags) == 0
     assert calls == [("/m", "average:2")]
     printed = capsys.readouterr()
     # exp(2 / 2), exp(4 / 1), exp(6 / 3)

@@ -106,6 +106,28 @@ def define_model_flags(values):
     )
 
 
+def define_batch_size(values):
+    """The flag --batch_size of commands that decode or score."""
+    flags.DEFINE_integer(
+        "batch_size",
+        settings_module.SENTENCES_AT_A_TIME,
+        "Sentences at a time: fewer take less memory, more may be faster. Default: "
+        f"{settings_module.SENTENCES_AT_A_TIME}.",
+        flag_values=values,
+    )
+
+
+def batch_size(values):
+    """The value of --batch_size.
+
+    Raises:
+        UserError: it is no number of sentences.
+    """
+    if values.batch_size < 1:
+        raise UserError(f"--batch_size={values.batch_size}: write 1 or more.")
+    return values.batch_size
+
+
 # Of writing alone: no space, a quota, a limit, a disk for reading.
 _NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _ADDRESS = re.compile(r"\b(gs|s3)://")
@@ -305,7 +327,10 @@ def run(define_flags, main, description, backends=("tensorflow",)):
             if re.search("No space left|[Qq]uota", first_line):
                 # TensorFlow calls a full disk an exhausted resource too.
                 _fail(f"{first_line}.")
-            _fail(f"Not enough memory ({first_line}). Take a smaller beam, batch or model.")
+            _fail(
+                f"Not enough memory ({first_line}). Take a smaller --batch_size (of bin/train: "
+                "--batch_tokens), --beam_size or model."
+            )
         # TensorFlow's errors on remote file systems are of no common kind.
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):
             raise

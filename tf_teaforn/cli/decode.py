@@ -26,6 +26,7 @@ def define_flags(values):
     app.define_model_flags(values)
 
     define_search_flags(values)
+    app.define_batch_size(values)
 
     def define(kind, name, default, help_text):
         kind(name, default, help_text, flag_values=values)
@@ -155,6 +156,7 @@ def search_flags(values):
 def decode(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
+    batch_size = app.batch_size(values)
     to_file = values.output != "-"
     interactive = values.input == "-" and sys.stdin.isatty() and not to_file
     texts = None if interactive else read_lines(values.input)
@@ -167,6 +169,7 @@ def decode(values):
     from tf_teaforn.inference import load
 
     translator = load(model_dir, values.checkpoint, **search_flags(values))
+    translator.batch_size = batch_size
     if interactive:
         _converse(translator, values.scores)
         return

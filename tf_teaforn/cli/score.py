@@ -19,6 +19,7 @@ from tf_teaforn.errors import UserError
 def define_flags(values):
     """Flags of bin/score."""
     app.define_model_flags(values)
+    app.define_batch_size(values)
     flags.DEFINE_string("source", None, "Source sentences, one a line.", flag_values=values)
     flags.DEFINE_string("target", None, "Their targets, line by line.", flag_values=values)
 
@@ -26,6 +27,7 @@ def define_flags(values):
 def score(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
+    batch_size = app.batch_size(values)
     sources, targets = (
         read_lines(app.required(values, flag), flag) for flag in ("source", "target")
     )
@@ -38,6 +40,7 @@ def score(values):
     from tf_teaforn.inference import load
 
     translator = load(model_dir, values.checkpoint)
+    translator.batch_size = batch_size
     scores, tokens = translator.score(sources, targets), translator.count_tokens(targets)
     warn_of_cuts(translator.cut_sources, len(sources), translator.max_source_length)
     warn_of_cuts(translator.cut_targets, len(sources), translator.max_target_length, "target")
