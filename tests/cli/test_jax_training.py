@@ -237,7 +237,10 @@ def test_too_little_memory_is_told_in_a_line(call_command, monkeypatch, capsys):
     reason = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
     monkeypatch.setattr(decode, "decode", lambda values: fail(f"{reason}\nAllocator: x"))
     assert call_command("decode") == 2
-    line = f"Not enough memory ({reason}). Take a smaller beam, batch or model."
+    line = (
+        f"Not enough memory ({reason}). Take a smaller --batch_size (of bin/train: "
+        "--batch_tokens), --beam_size or model."
+    )
     assert capsys.readouterr().err == f"decode: {line}\n"
     monkeypatch.setattr(decode, "decode", lambda values: fail("INTERNAL: of another kind"))
     with pytest.raises(JaxRuntimeError, match="^INTERNAL: of another kind$"):
