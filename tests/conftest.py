@@ -113,6 +113,23 @@ def call_command():
 
 
 @pytest.fixture(scope="session")
+def eagerly():
+    """Context without TensorFlow's graphs: to trace them takes longer than a few small steps."""
+
+    @contextlib.contextmanager
+    def context():
+        import tensorflow as tf
+
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(False)
+
+    return context
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """Folder with {train,valid,test}.tsv and the same as .en.gz and .fr: 240, 12 and 12 pairs."""
     pairs = [

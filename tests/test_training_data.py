@@ -20,23 +20,24 @@ def data(corpus, tmp_path):
 
 
 @pytest.fixture
-def train(data, small_model, call_command, tmp_path):
+def train(data, small_model, call_command, eagerly, tmp_path):
     """bin/train of a small model up to a step; returns its exit code."""
 
     def run(steps):
-        return call_command(
-            "train",
-            "--task=text",
-            f"--train_files={data}/train.tsv",
-            f"--valid_files={data}/valid.tsv",
-            *small_model,
-            *nano_model.FLAGS,
-            "--n=1",
-            "--decode_length=4",
-            "--warmup_steps=1",
-            f"--train_steps={steps}",
-            f"--model_dir={tmp_path}/run",
-        )
+        with eagerly():
+            return call_command(
+                "train",
+                "--task=text",
+                f"--train_files={data}/train.tsv",
+                f"--valid_files={data}/valid.tsv",
+                *small_model,
+                *nano_model.FLAGS,
+                "--n=1",
+                "--decode_length=4",
+                "--warmup_steps=1",
+                f"--train_steps={steps}",
+                f"--model_dir={tmp_path}/run",
+            )
 
     return run
 

@@ -24,9 +24,16 @@ SMALL = (
 )
 
 
-def train(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["train", *SMALL, *arguments])
-    runpy.run_path(TRAIN, run_name="__main__")
+@pytest.fixture
+def train(monkeypatch, eagerly):
+    """bin/train in this process."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train", *SMALL, *arguments])
+        with eagerly():
+            runpy.run_path(TRAIN, run_name="__main__")
+
+    return run
 
 
 def records(model_dir):
@@ -38,9 +45,9 @@ def records(model_dir):
     ("task", "n", "metric"),
     [("wmt14_ende", 2, "bleu"), ("gigaword", 3, "rougeL")],
 )
-def test_mock_data(task, n, metric, tmp_path, monkeypatch):
+def test_mock_data(task, n, metric, tmp_path, train):
     with tfds.testing.mock_data(num_examples=40):
-        train(monkeypatch, f"--task={task}", f"--model_dir={tmp_path}")
+        train(f"--task={task}", f"--model_dir={tmp_path}")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["teaforn"]["n"] == n
     assert config["teaforn"]["discount"] == 0.5
@@ -50,10 +57,9 @@ def test_mock_data(task, n, metric, tmp_path, monkeypatch):
     assert (tmp_path / "best" / "model.safetensors").exists()
 
 
-def test_mock_documents_are_cut_to_the_tasks_lengths(tmp_path, monkeypatch):
+def test_mock_documents_are_cut_to_the_tasks_lengths(tmp_path, train):
     with tfds.testing.mock_data(num_examples=12):
         train(
-            monkeypatch,
             "--task=cnn_dailymail",
             f"--model_dir={tmp_path}",
             "--max_source_length=8",
@@ -85,11 +91,10 @@ class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield number, {"en": f"{split} number {number}", "fr": f"{split} numéro {number}"}
 
 
-def test_prepared_on_disk(tmp_path, monkeypatch):
+def test_prepared_on_disk(tmp_path, train):
     Wmt14Translate(data_dir=tmp_path / "tfds", config="fr-en").download_and_prepare()
     model_dir = tmp_path / "model"
     train(
-        monkeypatch,
         "--task=wmt14_enfr",
         f"--model_dir={model_dir}",
         f"--data_dir={tmp_path / 'tfds'}",
