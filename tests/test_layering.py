@@ -80,7 +80,7 @@ LAYERS = {
         "tf_teaforn/tf_backend",
         *_MODEL,
     ],
-    "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS],
+    "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS, "tf_teaforn/config.py"],
     "tf_teaforn/tf_backend": [
         "tf_teaforn/data",
         "tf_teaforn/decoding.py",

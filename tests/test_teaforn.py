@@ -855,7 +855,7 @@ def test_round_trips(settings, tmp_path):
 
 def test_a_saved_model_trains_on_where_it_stopped(tmp_path):
     model = teaforn(n=2, shared=False)
-    fit(model, "adam")
+    fit(model, "adam", run_eagerly=True)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     arguments = {"sample_weight": WEIGHTS, "batch_size": 4, "shuffle": False, "verbose": 0}
@@ -904,6 +904,7 @@ def test_bfloat16_trains_near_float32():
         ({"discount": "0.5"}, "--discount=0.5: write a number"),
         ({"discount": None}, "--discount=None: write a number"),
         ({"word_drop": False}, "--word_drop=False: write a number"),
+        ({"shared": "no"}, "--shared=no: write True or False"),
         ({"stage_input": "top_k", "top_k": 2.5}, "--top_k=2.5: write a whole number"),
     ],
 )

@@ -6,6 +6,7 @@ Every field is a flag of the same name; a task changes defaults, flags override.
 import dataclasses
 import json
 import math
+import numbers
 import sys
 import types
 from collections.abc import Mapping
@@ -245,10 +246,9 @@ class RunConfig:
         groups = {}
         for group_name in GROUPS:
             group = getattr(self, group_name)
-            names = {field.name: field for field in dataclasses.fields(group)}
+            names = {field.name for field in dataclasses.fields(group)}
             changes = {name: values.pop(name) for name in list(values) if name in names}
-            for name, value in changes.items():
-                _check(names[name], value)
+            check(type(group), changes)
             groups[group_name] = dataclasses.replace(group, **changes)
         if values:
             raise UserError(f"Unknown setting: {', '.join(sorted(values))}.")
@@ -341,16 +341,37 @@ def _check_task(config):
         raise UserError("task_options are no names with text or numbers.")
 
 
+# Type of a field -> what its values are, and the same in words.
+_KINDS = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "text"),
+}
+
+
+def check(group, values):
+    """Checks values, by name, of a group of settings, such as `TeaForNConfig`.
+
+    Raises:
+        UserError: a value of another type, none of the choices, or out of bounds.
+    """
+    for field in dataclasses.fields(group):
+        if field.name in values:
+            _check(field, values[field.name])
+
+
 def _check(field, value):
     optional = field.default is None
     kind = field_type(field)
     if value is None and optional:
         return
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    values, words = _KINDS[kind]
+    fits = isinstance(value, values) and (kind is bool or not isinstance(value, bool))
+    if fits and kind is float and isinstance(value, int):
         fits = abs(value) <= sys.float_info.max
     if not fits:
-        raise UserError(f"--{field.name}={value}: write a value of type {kind.__name__}.")
+        raise UserError(f"--{field.name}={value}: write {words}.")
     if kind is int and abs(value) > _LARGEST_INT and field.name != "seed":
         raise UserError(f"--{field.name}={value}: write {_LARGEST_INT} or less.")
     choices = field.metadata["choices"]

@@ -3,7 +3,7 @@
 `Seq2Seq` is the model one serves; `TeaForN` trains it and is left behind.
 """
 
-import numbers
+import dataclasses
 import sys
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from keras import ops
 
 import tf_teaforn.models.architecture  # noqa: F401 (registers what a saved model consists of)
 from tf_teaforn import objective
+from tf_teaforn.config import TeaForNConfig, check
 from tf_teaforn.errors import UserError, check_backend
 from tf_teaforn.models.dropout import ShortSeeds
 from tf_teaforn.models.recompute import recompute
@@ -23,9 +24,6 @@ if keras.backend.backend() == "jax":
 else:
     from tf_teaforn.tf_backend.train_step import TrainStep
 
-STAGE_INPUTS = ("hidden", "top_k")
-CLONE_INITS = ("copy", "independent")
-REMATS = ("none", "stage", "layer")
 # Constants of the compiled step.
 _FIXED = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "label_smoothing")
 
@@ -101,18 +99,19 @@ class TeaForN(TrainStep, keras.Model):
     ):
         kwargs.setdefault("name", "teaforn")
         super().__init__(**kwargs)
-        check_settings(
-            n=n,
-            discount=discount,
-            stage_input=stage_input,
-            top_k=top_k,
-            word_drop=word_drop,
-            label_smoothing=label_smoothing,
-            clone_init=clone_init,
-            remat=remat,
-            micro_batch_tokens=micro_batch_tokens,
-            vocabulary_size=seq2seq.vocabulary_size,
-        )
+        settings = {
+            "n": n,
+            "discount": discount,
+            "shared": shared,
+            "stage_input": stage_input,
+            "top_k": top_k,
+            "word_drop": word_drop,
+            "label_smoothing": label_smoothing,
+            "clone_init": clone_init,
+            "remat": remat,
+            "micro_batch_tokens": micro_batch_tokens,
+        }
+        check_settings(settings, seq2seq.vocabulary_size)
         self.seq2seq = seq2seq
         self.n = int(n)
         self.discount = discount
@@ -342,16 +341,9 @@ class TeaForN(TrainStep, keras.Model):
         return {
             **super().get_config(),
             "seq2seq": keras.saving.serialize_keras_object(self.seq2seq),
-            "n": self.n,
-            "discount": self.discount,
-            "shared": self.shared,
-            "stage_input": self.stage_input,
-            "top_k": self.top_k,
-            "word_drop": self.word_drop,
-            "label_smoothing": self.label_smoothing,
-            "clone_init": self.clone_init,
-            "remat": self.remat,
-            "micro_batch_tokens": self.micro_batch_tokens,
+            **{
+                field.name: getattr(self, field.name) for field in dataclasses.fields(TeaForNConfig)
+            },
         }
 
     @classmethod
@@ -360,50 +352,23 @@ class TeaForN(TrainStep, keras.Model):
         return cls(**{**config, "seq2seq": seq2seq})
 
 
-def check_settings(
-    *,
-    n,
-    discount,
-    stage_input,
-    top_k,
-    word_drop,
-    label_smoothing,
-    clone_init,
-    remat,
-    micro_batch_tokens,
-    vocabulary_size,
-):
-    """Raises UserError for a setting of another type or out of its range, named as the flag is."""
-    whole = {"n": n, "top_k": top_k, "micro_batch_tokens": micro_batch_tokens}
-    real = {"discount": discount, "word_drop": word_drop, "label_smoothing": label_smoothing}
-    for kind, given, words in (
-        (numbers.Integral, whole, "a whole number"),
-        (numbers.Real, real, "a number"),
-    ):
-        for name, value in given.items():
-            optional = value is None and name in ("top_k", "micro_batch_tokens")
-            if not optional and (isinstance(value, bool) or not isinstance(value, kind)):
-                raise UserError(f"--{name}={value}: write {words}.")
-    if n < 1:
-        raise UserError(f"--n={n}: write 1 or more.")
-    if not 0 <= discount <= 1:
-        raise UserError(f"--discount={discount}: write a number from 0 to 1.")
-    if stage_input not in STAGE_INPUTS:
-        raise UserError(f"--stage_input={stage_input}: write one of {', '.join(STAGE_INPUTS)}.")
-    if stage_input == "top_k" and not (top_k and 1 <= top_k <= vocabulary_size):
+def check_settings(settings, vocabulary_size):
+    """Checks the method's settings.
+
+    Args:
+        settings: mapping from names of `TeaForNConfig`.
+        vocabulary_size: V.
+
+    Raises:
+        UserError: one has another type or is out of its range, named as the flag is.
+    """
+    check(TeaForNConfig, settings)
+    top_k = settings["top_k"]
+    if settings["stage_input"] != "top_k":
+        if top_k is not None:
+            raise UserError(f"--top_k={top_k} has no effect: add --stage_input=top_k or drop it.")
+    elif top_k is None or top_k > vocabulary_size:
         raise UserError(
             f"--top_k={top_k}: with --stage_input=top_k write a number from 1 to the vocabulary "
             f"size, {vocabulary_size}."
         )
-    if stage_input != "top_k" and top_k is not None:
-        raise UserError(f"--top_k={top_k} has no effect: add --stage_input=top_k or drop it.")
-    if not 0 <= word_drop < 1:
-        raise UserError(f"--word_drop={word_drop}: write a number from 0, below 1.")
-    if not 0 <= label_smoothing < 1:
-        raise UserError(f"--label_smoothing={label_smoothing}: write a number from 0, below 1.")
-    if clone_init not in CLONE_INITS:
-        raise UserError(f"--clone_init={clone_init}: write one of {', '.join(CLONE_INITS)}.")
-    if remat not in REMATS:
-        raise UserError(f"--remat={remat}: write one of {', '.join(REMATS)}.")
-    if micro_batch_tokens is not None and micro_batch_tokens < 1:
-        raise UserError(f"--micro_batch_tokens={micro_batch_tokens}: write 1 or more.")

@@ -224,9 +224,7 @@ def check(config, task):
             "--export_on_best writes SavedModels, which KERAS_BACKEND=jax cannot: leave it out and "
             "run bin/export afterwards without KERAS_BACKEND."
         )
-    method = dataclasses.asdict(config.teaforn)
-    del method["shared"]
-    check_settings(**method, vocabulary_size=config.model.vocab_size)
+    check_settings(dataclasses.asdict(config.teaforn), config.model.vocab_size)
     optimizers.check_settings(config.training)
     for split in task.source.splits:
         task.source.fingerprint(split)
