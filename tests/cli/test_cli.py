@@ -487,7 +487,8 @@ class TestEvaluate:
 
     def test_what_outputs_may_be(self, trained, call_command, capsys, corpus, tmp_path):
         """The scores of such a search lie beside those of one without its flags."""
-        model_dir = shutil.copytree(trained.model_dir, tmp_path / "model")
+        model_dir = tmp_path / "model"
+        shutil.copytree(trained.model_dir, model_dir, ignore=shutil.ignore_patterns("eval"))
         fields = {"max_length": 5, "min_length": 4, "no_repeat_ngram": 1}
         searches = ({}, {"no_repeat_ngram": 1}, fields)
         sources = [line.split("\t")[0] for line in (corpus / "test.tsv").read_text().splitlines()]
