@@ -722,7 +722,7 @@ class TestDecode:
         os.close(ours)
         captured = capsys.readouterr()
         assert captured.out.removesuffix("\n").split("\n") == translator(lines)
-        complaint = "standard input, line 4: byte 1 is not UTF-8."
+        complaint = "standard input:4: byte 1 of the line (0xff) is not UTF-8."
         assert captured.err.count("> ") == 5 and complaint in captured.err
 
     def test_packed_input_and_long_lines(self, trained, translator, call_command, capsys, tmp_path):
@@ -769,11 +769,14 @@ class TestDecode:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (["--input={tmp}/none"], "--input={tmp}/none: No such file or directory."),
-            (["--input={tmp}"], "--input={tmp}: Is a directory."),
-            (["--input={tmp}/latin1"], "{tmp}/latin1, line 2: byte 4 is not UTF-8. Convert .*"),
-            (["--input={tmp}/nul"], "{tmp}/nul, line 2: byte 3 is NUL, which is no text. Take .*"),
-            (["--input={tmp}/no.gz"], "--input={tmp}/no.gz is no gzip file, or a damaged one: .*"),
+            (["--input={tmp}/none"], "{tmp}/none: cannot be read: No such file or directory."),
+            (["--input={tmp}"], "{tmp}: cannot be read: Is a directory."),
+            (
+                ["--input={tmp}/latin1"],
+                r"{tmp}/latin1:2: byte 4 of the line \(0xe9\) is not UTF-8. .*",
+            ),
+            (["--input={tmp}/nul"], "{tmp}/nul:2: byte 3 of the line is NUL. Is this .*"),
+            (["--input={tmp}/no.gz"], "{tmp}/no.gz: not a whole gzip file: .*"),
             (["--beam_size="], "--beam_size=: write a whole number."),
             (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (["--min_length=60"], "--min_length=60 exceeds the maximum, 51 for the shortest .*"),
@@ -824,7 +827,10 @@ class TestScore:
         ("flags", "message"),
         [
             (["--source={corpus}/test.fr"], "--target is missing. Their targets, line by line."),
-            (["--source={corpus}/no", "--target=-"], "--source={corpus}/no: No such file .*"),
+            (
+                ["--source={corpus}/no", "--target=-"],
+                "{corpus}/no: cannot be read: No such file .*",
+            ),
             (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (
                 ["--source={corpus}/test.fr", "--target={corpus}/train.fr"],

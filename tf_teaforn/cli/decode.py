@@ -7,15 +7,13 @@ Line i of the output belongs to line i of the input; <n> stands for a newline in
 terminal, type a sentence and get its translation; Ctrl-D ends.
 """
 
-import codecs
-import gzip
 import sys
-import zlib
 
 from absl import flags
 from etils import epath
 
 from tf_teaforn.cli import app
+from tf_teaforn.data import sources
 from tf_teaforn.errors import UserError
 from tf_teaforn.paths import is_remote, write_whole
 from tf_teaforn.texts import cut_warning
@@ -92,42 +90,14 @@ def given_search_flags(values):
     }
 
 
-def read_lines(path, flag="input"):
-    r"""Lines of a file or, for "-", of standard input.
-
-    As in training data, b"\n" alone ends a line; a carriage return before it and a byte order mark
-    in front are dropped, and a file whose name ends in .gz is unpacked. `flag` is what names the
-    file in errors.
-    """
+def read_lines(path):
+    """Lines of a file or, for "-", of standard input, as training data has them."""
     name = "standard input" if path == "-" else path
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else epath.Path(path).read_bytes()
-        if path.endswith(".gz"):
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"--{flag}={path} is no gzip file, or a damaged one: {error}.") from error
-    except OSError as error:
-        raise UserError(f"--{flag}={path}: {error.strerror or error}.") from error
-    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return [_text(line, f"{name}, line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _text(line, place):
-    try:
-        text = line.removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place}: byte {error.start + 1} is not UTF-8. Convert the text, with iconv for "
-            "example."
-        ) from error
-    if "\0" in text:
-        raise UserError(
-            f"{place}: byte {line.index(0) + 1} is NUL, which is no text. Take it out, with "
-            "tr -d '\\0' for example, or convert from UTF-16."
-        )
-    return text
+    lines = sources.lines_of(sys.stdin.buffer) if path == "-" else sources.read_file(path)
+    return [
+        sources.check_line(line, f"{name}:{number}").decode()
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 def search_flags(values):
@@ -210,7 +180,8 @@ def _converse(translator, scores):
             print(file=sys.stderr)
             return
         try:
-            text = _text(line.removesuffix(b"\n"), f"standard input, line {number + 1}")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            text = sources.check_line(line, f"standard input:{number + 1}").decode()
         except UserError as error:
             print(error, file=sys.stderr)
             continue

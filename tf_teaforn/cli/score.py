@@ -28,9 +28,7 @@ def score(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
     batch_size = app.batch_size(values)
-    sources, targets = (
-        read_lines(app.required(values, flag), flag) for flag in ("source", "target")
-    )
+    sources, targets = (read_lines(app.required(values, flag)) for flag in ("source", "target"))
     if len(sources) != len(targets):
         raise UserError(
             f"--source={values.source} has {len(sources)} lines, --target={values.target} has "

@@ -281,19 +281,23 @@ class TextSource:
         )
 
 
-def _read_lines(path: str) -> Iterator[bytes]:
-    """Lines of a file without their ends."""
+def read_file(path: str) -> Iterator[bytes]:
+    """Lines of a file as `lines_of` has them; one whose name ends in .gz is unpacked."""
     try:
         with epath.Path(path).open("rb") as raw:
-            lines = _split_lines(gzip.open(raw) if path.endswith(".gz") else raw)
-            for number, line in enumerate(lines):
-                if number == 0:
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                yield line.removesuffix(b"\r")
+            yield from lines_of(gzip.open(raw) if path.endswith(".gz") else raw)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: not a whole gzip file: {error}.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from error
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends, the first without a byte order mark."""
+    for number, line in enumerate(_split_lines(file)):
+        if number == 0:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        yield line.removesuffix(b"\r")
 
 
 def _split_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -323,31 +327,39 @@ def is_blank(line: bytes) -> bool:
 def read_pairs(files: tuple[str, ...], drop_blank: bool) -> Iterator[tuple[bytes, bytes]]:
     """(source, target) of files that `_count_pairs` has passed."""
     if len(files) == 1:
-        pairs = (line.split(b"\t") for line in _read_lines(files[0]))
+        pairs = (line.split(b"\t") for line in read_file(files[0]))
     else:
-        pairs = zip(*map(_read_lines, files), strict=True)
+        pairs = zip(*map(read_file, files), strict=True)
     for source, target in pairs:
         if not (drop_blank and (is_blank(source) or is_blank(target))):
             yield line_text(source), line_text(target)
 
 
+def check_line(line: bytes, place: str) -> bytes:
+    """The line, which is UTF-8 without NUL.
+
+    Raises:
+        UserError: it is not; the message begins with `place`.
+    """
+    if b"\0" in line:
+        raise UserError(
+            f"{place}: byte {line.index(0) + 1} of the line is NUL. Is this a file of UTF-8 text?"
+        )
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{place}: byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not "
+            "UTF-8. Convert the file, with iconv for example."
+        ) from error
+    return line
+
+
 def checked_lines(path: str) -> Iterator[bytes]:
-    """Lines that are UTF-8 without NUL; at least one."""
+    """Lines of a file, each as `check_line` has it; at least one."""
     number = 0
-    for number, line in enumerate(_read_lines(path), start=1):
-        if b"\0" in line:
-            raise UserError(
-                f"{path}:{number}: byte {line.index(0) + 1} of the line is NUL. Is this a file of "
-                "UTF-8 text?"
-            )
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}:{number}: byte {error.start + 1} of the line (0x{line[error.start]:02x}) "
-                "is not UTF-8. Convert the file, with iconv for example."
-            ) from error
-        yield line
+    for number, line in enumerate(read_file(path), start=1):
+        yield check_line(line, f"{path}:{number}")
     if number == 0:
         raise UserError(f"{path}: the file is empty.")
 
