@@ -829,7 +829,7 @@ class TestScore:
             (["--source={corpus}/test.fr"], "--target is missing. Their targets, line by line."),
             (
                 ["--source={corpus}/no", "--target=-"],
-                "{corpus}/no: cannot be read: No such file .*",
+                "{corpus}/no: cannot be read: No such .*",
             ),
             (["--batch_size=0"], "--batch_size=0: write 1 or more."),
             (
