@@ -956,6 +956,11 @@ def test_plan_of_the_paper():
         1_000_000,
         1_500_000,
     }
+    # What the others have no use for.
+    own = plan(get_experiment("base"), Options(settings={"clone_init": "copy"}), get_task, {})
+    assert {run.arm.name for run in own if "clone_init" in run.settings} == {
+        "n2-discount0.5-unshared"
+    }
 
 
 def test_small_scale_keeps_the_shape():

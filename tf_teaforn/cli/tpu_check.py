@@ -20,7 +20,7 @@ from absl import flags
 
 from tf_teaforn.cli import app
 from tf_teaforn.cli.evaluate import whole_numbers
-from tf_teaforn.config import BOOKKEEPING
+from tf_teaforn.config import BOOKKEEPING, RunConfig
 from tf_teaforn.errors import UserError
 
 # Lists here.
@@ -134,7 +134,9 @@ def check(values):
 
 def _program(step):
     """A step without the settings that its program does not depend on."""
-    settings = {k: v for k, v in step.get("settings", {}).items() if k not in _OUTSIDE}
+    # A setting that an earlier version did not have had its default there.
+    settings = {**RunConfig(task="").flat(), **step.get("settings", {})}
+    settings = {name: value for name, value in settings.items() if name not in _OUTSIDE}
     return {**step, "settings": settings}
 
 

@@ -144,6 +144,9 @@ def plan(
                         f"of --init_from={common['init_from']}. Add --vocab_size."
                     )
                 settings = {**common, **arm.settings(steps, size), "seed": seed}
+                if arm.shared:
+                    # There is nothing to initialize.
+                    settings.pop("clone_init", None)
                 # A model of KerasHub's may be named by its address or folder.
                 model = re.sub("[/:]+", "_", common["model"])
                 name = f"{task}-{model}-{arm.name}-seed{seed}"
