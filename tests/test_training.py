@@ -47,13 +47,24 @@ def train(corpus, small_model, call_command):
 
 
 @pytest.fixture
-def nano(train, monkeypatch):
+def compiled(train, monkeypatch):
     """`train` with a model that compiles fast, and with a fixed score in place of a search."""
     scored = metrics.MetricResult({"bleu": 1.0, "rougeL": 1.0}, {})
     monkeypatch.setattr(training, "evaluate_translator", lambda *_: (scored, []))
 
     def run(model_dir, *flags):
         return train(model_dir, *nano_model.FLAGS, "--n=1", "--decode_length=4", *flags)
+
+    return run
+
+
+@pytest.fixture
+def nano(compiled, eagerly):
+    """`compiled` without a compilation, for what a run does around its steps."""
+
+    def run(*args):
+        with eagerly():
+            return compiled(*args)
 
     return run
 
@@ -112,9 +123,9 @@ def test_of_equal_scores_the_lower_loss_is_best(nano, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "evaluate_translator", fixed)
     flags = ("--eval_every=1", "--schedule=constant", "--learning_rate=0.1", "--patience=3")
     assert nano(tmp_path, *flags, "--train_steps=4") == 0
-    # A process that was killed while it wrote the next line.
+    # A power cut, a full disk, and a process that was killed while it wrote the next line.
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "tra')
+        file.write('\0\0 0.5}\n{"kind": "tr{"kind": "train", "step": 5}\n{"kind": "tra')
     assert nano(tmp_path, *flags, "--train_steps=9") == 0
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     records = [*map(json.loads, lines)]
@@ -279,10 +290,10 @@ def test_the_vocabulary_that_is_given_is_taken(nano, tmp_path):
     assert {layer.compute_dtype for layer in seq2seq._flatten_layers()} == {"float32"}
 
 
-def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):
+def test_several_steps_in_one_call_are_several_calls(compiled, tmp_path):
     flags = ("--train_steps=7", "--eval_every=7", "--log_every=5", "--checkpoint_every=3")
-    assert nano(tmp_path / "1", *flags) == 0
-    assert nano(tmp_path / "4", *flags, "--steps_per_execution=4") == 0
+    assert compiled(tmp_path / "1", *flags) == 0
+    assert compiled(tmp_path / "4", *flags, "--steps_per_execution=4") == 0
     # No call of 4 steps jumps over a report or a checkpoint.
     for name in ("1", "4"):
         assert checkpoint.steps(tmp_path / name) == [3, 6, 7]
@@ -293,7 +304,7 @@ def test_several_steps_in_one_call_are_several_calls(nano, tmp_path):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, caplog):
+def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch, caplog):
     dataset, seeded = training.pipeline.training_dataset, keras.utils.set_random_seed
     batches, seeds = [], []
 
@@ -316,7 +327,7 @@ def test_a_bad_step_is_skipped_counted_and_named(nano, tmp_path, monkeypatch, ca
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
     flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3", "--log_every=3")
     flags = (*flags, "--steps_per_execution=3", "--seed=7", "--batching=pack")
-    assert nano(tmp_path, *flags) == 0
+    assert compiled(tmp_path, *flags) == 0
     assert seeds == [7] and (batches[0]["seed"], batches[0]["mode"]) == (7, "pack")
     assert "1 steps skipped so far. Not a finite number at step 2: the loss of stage" in caplog.text
     record, _ = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
