@@ -338,7 +338,7 @@ class TestTrainRefusals:
             ("--shared=perhaps", r"--shared=perhaps: write true or false\."),
             ("--noshared=1", r"--noshared=1: write --shared=true or --shared=false\."),
             ("--strategy=pod", r"--strategy=pod: write one of auto, one, mirrored, multi_.*"),
-            ("--tpu=local", r"--tpu=local belongs to --strategy=tpu, not to --strategy=auto\..*"),
+            ("--tpu=local", r"--strategy=tpu --tpu=local: no TPU found \(.*"),
             ("--clone_init=copy", r"--clone_init=copy has no effect where all decoders share .*"),
             ("--metric=ter", r"Unknown --metric=ter\. Write one of: bleu, chrf, rouge\."),
             ("--train_files=", r"There are no files for split 'train'\. Give --train_files=.*"),
@@ -363,8 +363,8 @@ class TestTrainRefusals:
 
     def test_tpu_of_another_strategy(self, refused):
         assert refused("--strategy=one", "--tpu=pod-7") == (
-            "--tpu=pod-7 belongs to --strategy=tpu, not to --strategy=one. Leave it out, or add "
-            "--strategy=tpu."
+            "--tpu=pod-7 belongs to --strategy=tpu, not to --strategy=one. Leave it out, or "
+            "write --strategy=tpu."
         )
 
     def test_tpu_under_jax(self, refused, monkeypatch):

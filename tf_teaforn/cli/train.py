@@ -40,7 +40,7 @@ def define_flags(values):
         flag_values=values,
     )
     flags.DEFINE_string(
-        "tpu", "local", "With --strategy=tpu: local, the TPU of this machine.", flag_values=values
+        "tpu", "local", "Which TPU to train on: local, that of this machine.", flag_values=values
     )
     flags.DEFINE_string(
         "mesh",
@@ -103,14 +103,16 @@ def make_strategy(values):
         return strategy.make_strategy(values.strategy, values.mesh)
     if values.mesh is not None:
         raise UserError(f"--mesh={values.mesh} needs JAX: set KERAS_BACKEND=jax.")
-    if values["tpu"].present and values.strategy != "tpu":
+    # Whoever names a TPU wants one.
+    asked = values["tpu"].present
+    if asked and values.strategy not in ("auto", "tpu"):
         raise UserError(
             f"--tpu={values.tpu} belongs to --strategy=tpu, not to --strategy={values.strategy}. "
-            "Leave it out, or add --strategy=tpu."
+            "Leave it out, or write --strategy=tpu."
         )
     from tf_teaforn.tf_backend import strategy
 
-    return strategy.make_strategy(values.strategy, values.tpu)
+    return strategy.make_strategy("tpu" if asked else values.strategy, values.tpu)
 
 
 def check_clone_init(config, model_dir, values):
