@@ -42,7 +42,6 @@ REMATS = [
     ("3-shared", "stage"),
     ("3-unshared", "layer"),
     ("2-top_5", "stage"),
-    ("1", "layer"),
 ]
 TRAINED = ("3-unshared",)
 # Under JAX alone: two rows of a batch of four at a time, and three, which leaves a part unfilled.
@@ -80,12 +79,19 @@ def weights_of(model):
 
 
 def train(model, optimizer, epochs=1):
+    import keras
+
     inputs, targets, weights = testing.padded_batch(testing.random_pairs(8, 4, 5))
     model.compile(optimizer=optimizer)
+    if keras.backend.backend() == "tensorflow":
+        # Made in the first trace, its variables would cost another one.
+        model.optimizer.build(model.trainable_variables)
     arguments = {"sample_weight": weights, "batch_size": 4, "verbose": 0}
-    history = model.fit(inputs, targets, shuffle=False, epochs=epochs, **arguments)
-    evaluated = model.evaluate(inputs, targets, return_dict=True, **arguments)
-    return {**history.history, "evaluated": evaluated}
+    history = model.fit(inputs, targets, shuffle=False, epochs=epochs, **arguments).history
+    if model.micro_batch_tokens is None:
+        # Which has no parts.
+        history["evaluated"] = model.evaluate(inputs, targets, return_dict=True, **arguments)
+    return history
 
 
 def run(folder, read_weights):
@@ -377,9 +383,10 @@ def test_training(results, case, way):
     logs, expected_logs = (
         json.loads((results / f"{case}-{each}.json").read_text()) for each in (way, "tensorflow")
     )
+    evaluated = expected_logs.pop("evaluated")
+    if way == "jax":
+        assert logs.pop("evaluated") == pytest.approx(evaluated, rel=1e-5)
     assert logs.keys() == expected_logs.keys()
-    for name, values in expected_logs.pop("evaluated").items():
-        assert logs["evaluated"][name] == pytest.approx(values, rel=1e-5), name
     for name, values in expected_logs.items():
         np.testing.assert_allclose(logs[name], values, rtol=1e-5, err_msg=name)
 
