@@ -34,10 +34,10 @@ _SLOW_FILES = {
 # About how long a core is busy with each. The longest come first: begun last, one would keep a
 # worker busy while the others have nothing to do.
 _SECONDS = {
+    "test_teaforn.py": 200,
     "test_replicas.py": 185,
     "test_sweep_command.py": 175,
     "test_resume.py": 170,
-    "test_teaforn.py": 160,
     "test_jax.py": 135,
     "test_families.py": 130,
     "test_jax_training.py": 105,

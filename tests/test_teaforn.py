@@ -785,6 +785,8 @@ def test_logs_are_means_over_tokens(shared):
 def test_callbacks(tmp_path):
     model = teaforn(n=2)
     model.compile(optimizer=keras.optimizers.Adam(0.05))
+    # Made in the first trace, its variables would cost another one.
+    model.optimizer.build(model.trainable_variables)
     rates = [0.05, 0.03, 0.02, 0.0, 0.0, 0.0, 0.0, 0.0]
     history = model.fit(
         INPUTS,
