@@ -78,6 +78,7 @@ LAYERS = {
         "tf_teaforn/data",
         "tf_teaforn/model_dir.py",
         "tf_teaforn/tf_backend",
+        _PATHS,
         *_MODEL,
     ],
     "tf_teaforn/teaforn.py": [*_MODEL, *_BACKENDS, "tf_teaforn/config.py"],

@@ -130,9 +130,14 @@ def test_weight_decay_is_of_weights_that_are_no_biases_and_no_norms():
     )
     shapes = {"kernel": (2, 3), "embeddings": (4, 2), "bias": (2, 2), "gamma": (3,), "beta": (3,)}
     variables = [keras.Variable(np.ones(shape), name=name) for name, shape in shapes.items()]
+    # T5's, of distances.
+    attention = keras.layers.Layer(name="self_attention")
+    distances = attention.add_weight(shape=(2, 2), initializer="ones", name="embeddings")
     optimizer = build_optimizer(training)
     for _ in range(2):
-        optimizer.apply([keras.ops.zeros(shape) for shape in shapes.values()], variables)
+        gradients = [keras.ops.zeros(variable.shape) for variable in (*variables, distances)]
+        optimizer.apply(gradients, [*variables, distances])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(distances), np.ones((2, 2)))
     found = {v.name: float(keras.ops.convert_to_numpy(v).flat[0]) for v in variables}
     decayed = pytest.approx((1 - 0.5 * 0.1) ** 2)
     assert found == {"kernel": decayed, "embeddings": decayed, "bias": 1, "gamma": 1, "beta": 1}

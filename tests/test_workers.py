@@ -17,7 +17,7 @@ from tests import nano_model
 from tf_teaforn import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 30
+STEPS = 60
 
 
 def addresses():

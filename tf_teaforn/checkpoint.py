@@ -114,7 +114,8 @@ def steps(model_dir: epath.PathLike) -> list[int]:
     """Steps of the checkpoints in `model_dir`, ascending; temporary and incomplete ones ignored.
 
     Raises:
-        UserError: what is there cannot be told (no permission, a network or a disk that fails).
+        UserError, or what TensorFlow raises of an object store: what is there cannot be told (no
+            permission, a network or a disk that fails).
     """
     checkpoints = _checkpoints(model_dir)
     names = (_STEP_FOLDER.fullmatch(path.name) for path in _listed(checkpoints))
@@ -135,13 +136,11 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
     model_dir = epath.Path(model_dir)
     if not model_dir.is_dir():
         raise UserError(f"there is no model directory {model_dir}: check --model_dir")
-    available = steps(model_dir)
-    listing = ", ".join(map(str, available)) or "none"
     if spec == "best":
         folder = _find(model_dir / "best")
         if folder is None:
             raise UserError(
-                f"{model_dir} has no best checkpoint; steps saved: {listing}. "
+                f"{model_dir} has no best checkpoint; steps saved: {_listing(model_dir)}. "
                 "Name one with --checkpoint"
             )
         return Checkpoint("best", (folder,), (_read_record(folder)["step"],))
@@ -149,11 +148,12 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         folder = _find(_averages(model_dir) / spec)
         if folder is None:
             raise UserError(
-                f"--checkpoint={spec}: {model_dir} does not have it; steps saved: {listing}. "
-                "bin/average writes it"
+                f"--checkpoint={spec}: {model_dir} does not have it; steps saved: "
+                f"{_listing(model_dir)}. bin/average writes it"
             )
         return Checkpoint(spec, (folder,), tuple(_read_record(folder)["averaged"]))
 
+    available = steps(model_dir)
     if spec == "latest":
         count, chosen = 1, available[-1:]
     elif re.fullmatch(r"[0-9]{1,18}", spec):
@@ -164,12 +164,12 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
     else:
         raise UserError(
             f"--checkpoint={spec} is not best, latest, average:<n> or a step; "
-            f"steps saved: {listing}"
+            f"steps saved: {_listing(model_dir)}"
         )
     if len(chosen) < count:
         raise UserError(
             f"--checkpoint={spec}: {model_dir} does not have "
-            f"{'it' if count == 1 else f'{count} checkpoints'}; steps saved: {listing}"
+            f"{'it' if count == 1 else f'{count} checkpoints'}; steps saved: {_listing(model_dir)}"
         )
     name = f"average-{count}-{chosen[-1]}" if spec.startswith("average") else str(chosen[0])
     folders = tuple(_find(_checkpoints(model_dir) / str(step)) for step in chosen)
@@ -177,6 +177,10 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         # A run that goes on has deleted one since they were listed.
         return resolve(model_dir, spec)
     return Checkpoint(name, folders, tuple(chosen))
+
+
+def _listing(model_dir):
+    return ", ".join(map(str, steps(model_dir))) or "none"
 
 
 def load_weights(
@@ -209,17 +213,19 @@ def load_weights(
 
 def _load(model_dir, spec):
     """(`Checkpoint`, weights, state.json of the last one)."""
-    checkpoint = resolve(model_dir, spec)
+    failed: Any = ()
     while True:
+        checkpoint = None
         try:
+            checkpoint = resolve(model_dir, spec)
             records = [_read_record(folder) for folder in checkpoint.folders]
             weights = _mean_weights(checkpoint.folders, records)
         except DamagedCheckpointError:
-            # A run that goes on may have deleted or replaced what is being read.
-            found = resolve(model_dir, spec)
-            if found == checkpoint:
+            # A run that goes on may have deleted or replaced what is being read, by another of the
+            # same step too.
+            if failed == checkpoint:
                 raise
-            checkpoint = found
+            failed = checkpoint
         else:
             record = records[-1]
             if checkpoint.name == "best":
@@ -232,8 +238,9 @@ def _warn_of_uneven_steps(checkpoint):
     gaps = {after - before for before, after in itertools.pairwise(checkpoint.steps)}
     if len(gaps) > 1:
         _logger.warning(
-            "Warning: %s is the mean of steps %s, which are not evenly apart: validations save "
-            "checkpoints too. Train with an --eval_every that is a multiple of --checkpoint_every.",
+            "Warning: %s is the mean of steps %s, which are not evenly apart: validations and the "
+            "last step save checkpoints too. Train with --eval_every and --train_steps that are "
+            "multiples of --checkpoint_every.",
             checkpoint.name,
             ", ".join(map(str, checkpoint.steps)),
         )
@@ -273,7 +280,11 @@ def load_training(
 
 
 def latest_state(model_dir: epath.PathLike) -> dict[str, Any] | None:
-    """State of the newest checkpoint with its "step"; None if there is none or it is damaged."""
+    """State of the newest checkpoint with its "step"; None if there is none or it is damaged.
+
+    Raises:
+        UserError: as `steps`.
+    """
     available = steps(model_dir)
     record = _whole_record(_checkpoints(model_dir) / str(available[-1])) if available else None
     return record and record["state"] | {"step": record["step"]}
@@ -426,7 +437,7 @@ def _exists(path: epath.Path) -> bool:
     """Whether there is a file; what fails to tell is no "no".
 
     Raises:
-        UserError: it cannot be told.
+        UserError, or what TensorFlow raises of an object store: it cannot be told.
     """
     if is_remote(path):
         return path.exists()
@@ -533,8 +544,9 @@ def _discard(folder: epath.Path) -> None:
     """Removes what is needed no more; if that fails, what was written meanwhile is as good."""
     try:
         _remove(folder)
-    except OSError as error:
-        _logger.warning("%s cannot be deleted (%s)", folder, error.strerror or error)
+    # Those of object stores are TensorFlow's and no OSError.
+    except Exception as error:
+        _logger.warning("%s cannot be deleted (%s)", folder, getattr(error, "strerror", error))
 
 
 def _clear_leftovers(checkpoints: epath.Path) -> None:

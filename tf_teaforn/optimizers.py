@@ -29,8 +29,9 @@ class AdamW(Adam):
 
 
 def _decays(variable):
-    # Some biases of KerasHub's attention are matrices.
-    return len(variable.shape) > 1 and not variable.name.endswith("bias")
+    # Some biases of KerasHub's attention are matrices; that of T5's distances has another name.
+    bias = variable.path.endswith(("bias", "self_attention/embeddings"))
+    return len(variable.shape) > 1 and not bias
 
 
 @keras.saving.register_keras_serializable("tf_teaforn")

@@ -237,30 +237,16 @@ def test_settings_out_of_range(name, value):
         GapSettings(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("language", "guess"),
-    [
-        ("english", "en"),
-        ("EN", "en"),
-        ("pt-BR", "pt"),
-        ("deu", "de"),
-        ("spa", "es"),
-        ("Egyptian Arabic", "arz"),
-        ("", None),
-        ("?", None),
-        ("en_US", "en"),
-    ],
-)
-def test_a_language_that_is_none(language, guess):
+@pytest.mark.parametrize("language", ["english", "Egyptian Arabic", "", "?", "e"])
+def test_a_language_that_is_none(language):
     """sentencex takes any for English."""
     with pytest.raises(UserError) as error:
         GapSettings(language=language)
     assert str(error.value) == (
         f"--gap_language={language}: write the ISO 639 code of a language, such as en."
-        + (f" Did you mean {guess}?" if guess else "")
     )
 
 
-@pytest.mark.parametrize("language", ["en", "fr", "zh", "arz"])
+@pytest.mark.parametrize("language", ["en", "fr", "arz", "mhr", "pt-br", "be-tarask"])
 def test_a_language_that_is_one(language):
     assert GapSettings(language=language).language == language

@@ -963,6 +963,14 @@ def test_plan_of_the_paper():
     }
 
 
+def test_how_decoders_start_counts_where_there_are_several():
+    copied = RunConfig(task="text").replace({"n": 2, "clone_init": "copy"})
+    drawn = copied.replace({"clone_init": "independent"})
+    assert differences(drawn, copied, ["best"]) == []
+    own = [config.replace({"shared": False}) for config in (drawn, copied)]
+    assert differences(*own, ["best"]) == ["--clone_init: independent there, copy here"]
+
+
 def test_small_scale_keeps_the_shape():
     experiment = get_experiment("top_k")
     options = Options(scale="small", settings={"train_steps": 200})

@@ -35,7 +35,7 @@ from tf_teaforn.data.sources import (
     with_data_dir,
 )
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import matching
+from tf_teaforn.paths import is_remote, matching
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -87,7 +87,8 @@ class DocumentFiles:
                 raise UserError(f"{flag}={pattern}: ** is not known. Write a * for each folder.")
             path = epath.Path(os.path.expanduser(pattern))
             # A name with brackets may be a file's, or a folder's.
-            folder = next((p for p in (path, *path.parents) if p.exists()), path.parent)
+            above = [path, *path.parents][: -2 if is_remote(pattern) else None]
+            folder = next((p for p in above if p.exists()), path.parent)
             paths = [path] if folder == path else matching(folder, str(path.relative_to(folder)))
             if not paths:
                 raise UserError(f"{flag}={pattern}: there is no such file.")

@@ -45,4 +45,4 @@ class Progress:
 def _weight(run, start=0):
     """What there is to do from a step on, in steps of one stack of layers."""
     # An encoder and N decoders.
-    return (run.settings["train_steps"] - start) * (1 + run.arm.n)
+    return max(run.settings["train_steps"] - start, 0) * (1 + run.arm.n)

@@ -219,7 +219,9 @@ def _more_than_the_method(one, other, checkpoints):
         configs = [beside_the_method(run, arm.steps) for arm, run in (one, other)]
     except UserError as error:
         return [f"what they were trained with is not known here ({error})"]
-    return differences(*configs, checkpoints) + other_alphas(one[1], other[1])
+    own = ("--shared:", "--clone_init:")
+    lines = [line for line in differences(*configs, checkpoints) if not line.startswith(own)]
+    return lines + other_alphas(one[1], other[1])
 
 
 def _scores(run):

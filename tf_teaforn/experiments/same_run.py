@@ -11,7 +11,7 @@ from tf_teaforn.experiments.command_line import FILES, task_options_in
 # Settings that do not change what is learned, but how fast and in how much memory.
 _OF_SPEED = {"steps_per_execution", "remat", "micro_batch_tokens"}
 # What an arm sets, or a seed. Of the subwords the vocabulary itself counts, not the number.
-_OF_ARMS = {"n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed", "vocab_size"}
+_OF_ARMS = {"n", "discount", "stage_input", "top_k", "word_drop", "seed", "vocab_size"}
 # Without effect where there is one decoder.
 _OF_STAGES = {"discount", "shared", "clone_init", "stage_input", "top_k"}
 # A task's own settings where they are not given.
@@ -35,6 +35,7 @@ def differences(found: RunConfig, expected: RunConfig, checkpoints: Sequence[str
     mine, theirs = found.flat(), expected.flat()
     ignored = {*BOOKKEEPING, "on_nonfinite"}
     ignored |= _OF_STAGES if expected.teaforn.n == 1 else set()
+    ignored |= {"clone_init"} if found.teaforn.shared and expected.teaforn.shared else set()
     ignored |= _OF_SPEED if checkpoints else set()
     ignored |= {"model", "vocab_size"} if expected.model.init_from else set()
     if all(_steps(found, spec) == _steps(expected, spec) for spec in checkpoints):
@@ -65,6 +66,8 @@ def _steps(config: RunConfig, spec: str) -> list[int]:
 
 def beside_the_method(run: Mapping[str, Any], times: float = 1.0) -> RunConfig:
     """Settings of a recorded run that all arms and seeds of its task should have in common.
+
+    And of the method whether decoders share their weights, without which `clone_init` says nothing.
 
     Args:
         run: of a results file.

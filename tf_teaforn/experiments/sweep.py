@@ -229,10 +229,11 @@ class Sweep:
             record = self.records.run(run.name)
             if record.get("status") == "done":
                 started[run.name] = run.settings["train_steps"]
-                if record.get("seconds"):
-                    seconds[run.name] = record["seconds"]
-            elif found := checkpoint.steps(self._model_dir(run)):
-                started[run.name] = found[-1]
+                seconds |= {run.name: record["seconds"]} if record.get("seconds") else {}
+                continue
+            # A folder that cannot be read is its run's failure, later.
+            with contextlib.suppress(UserError):
+                started[run.name] = max(checkpoint.steps(self._model_dir(run)), default=0)
         return started, seconds
 
     def _do_side_by_side(self, do, count):

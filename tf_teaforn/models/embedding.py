@@ -76,7 +76,8 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
 
     def build(self, inputs_shape=None):
         super().build(inputs_shape)
-        read_as_stored(self.embeddings)
+        # `embeddings` is no variable where there are others beside it (LoRA).
+        read_as_stored(self._embeddings)
         if self.logits_bias:
             self.bias_weights = self.add_weight(
                 name="logits_bias",

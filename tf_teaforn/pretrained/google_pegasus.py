@@ -5,6 +5,7 @@ import re
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
+from tf_teaforn.paths import matching
 from tf_teaforn.pretrained.importer import Pretrained
 from tf_teaforn.pretrained.tensors import Source, TensorFile, assign, check_sizes
 from tf_teaforn.pretrained.transformer import build_transformer, layer_variables
@@ -44,7 +45,7 @@ class GooglePegasus(Pretrained):
                 f"{self._tensors.origin} has no {_EMBEDDING}: it is no checkpoint of PEGASUS."
             )
         vocabulary_size, _ = shapes[_EMBEDDING]
-        found = [*folder.glob("*.model")] or [*folder.parent.glob("*.model")]
+        found = matching(folder, "*.model") or matching(folder.parent, "*.model")
         if len(found) != 1:
             names = ", ".join(sorted(path.name for path in found)) or "none"
             raise UserError(

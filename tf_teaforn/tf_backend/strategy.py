@@ -42,7 +42,7 @@ def make_strategy(name="auto", tpu="local"):
         except (ValueError, tf.errors.OpError) as error:
             raise UserError(
                 f"--strategy=tpu --tpu={tpu}: no TPU found ({error}). Run on a TPU VM with "
-                "tensorflow-tpu installed, or write --strategy=one."
+                "tensorflow-tpu installed, or write --strategy=one without --tpu."
             ) from error
         # The data come from a Python function, which only this process has.
         names = [device.name for device in tf.config.list_logical_devices("TPU")]
