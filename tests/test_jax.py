@@ -79,13 +79,8 @@ def weights_of(model):
 
 
 def train(model, optimizer, epochs=1):
-    import keras
-
     inputs, targets, weights = testing.padded_batch(testing.random_pairs(8, 4, 5))
     model.compile(optimizer=optimizer)
-    if keras.backend.backend() == "tensorflow":
-        # Made in the first trace, its variables would cost another one.
-        model.optimizer.build(model.trainable_variables)
     arguments = {"sample_weight": weights, "batch_size": 4, "verbose": 0}
     history = model.fit(inputs, targets, shuffle=False, epochs=epochs, **arguments).history
     if model.micro_batch_tokens is None:

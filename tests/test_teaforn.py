@@ -52,9 +52,6 @@ def batch_sums(model, batch=(INPUTS, TARGETS, WEIGHTS)):
 def fit(model, optimizer="sgd", epochs=1, weights=WEIGHTS, **compile_settings):
     """Updates on four rows each, the same for every model; returns the history."""
     model.compile(optimizer=optimizer, **compile_settings)
-    if not model.run_eagerly:
-        # Made in the first trace, its variables would cost another one.
-        model.optimizer.build(model.trainable_variables)
     history = model.fit(
         INPUTS,
         TARGETS,
@@ -782,11 +779,22 @@ def test_logs_are_means_over_tokens(shared):
             assert logs[name] == pytest.approx(value, rel=1e-5), name
 
 
+def test_a_step_is_traced_once(monkeypatch):
+    """Also the first, for which optimizers make their variables."""
+    traces, real = [], TeaForN.loss_sums
+
+    def loss_sums(model, *args, **kwargs):
+        traces.append(kwargs["training"])
+        return real(model, *args, **kwargs)
+
+    monkeypatch.setattr(TeaForN, "loss_sums", loss_sums)
+    fit(teaforn(n=2), keras.optimizers.Adam(0.01), epochs=2)
+    assert traces == [True]
+
+
 def test_callbacks(tmp_path):
     model = teaforn(n=2)
     model.compile(optimizer=keras.optimizers.Adam(0.05))
-    # Made in the first trace, its variables would cost another one.
-    model.optimizer.build(model.trainable_variables)
     rates = [0.05, 0.03, 0.02, 0.0, 0.0, 0.0, 0.0, 0.0]
     history = model.fit(
         INPUTS,

@@ -133,8 +133,6 @@ def test_three_stages_learn(shared):
     _, gradients = loss_and_gradients(model, inputs, targets, weights)
     assert all(np.any(gradient) for gradient in gradients.values())
     model.compile(optimizer=keras.optimizers.Adam(0.02))
-    # Made in the first trace, its variables would cost another one.
-    model.optimizer.build(model.trainable_variables)
     history = model.fit(
         inputs, targets, sample_weight=weights, batch_size=4, epochs=20, verbose=0
     ).history

@@ -132,8 +132,6 @@ def test_fine_tuning_follows_the_curve(name, folders):
     it = Family(folders[name])
     model = TeaForN(it.seq2seq, n=1, label_smoothing=0.0)
     model.compile(keras.optimizers.Adam(1e-4, epsilon=1e-8))
-    # Made in the first trace, its variables would cost another one.
-    model.optimizer.build(model.trainable_variables)
     source_ids = it.ids("source_ids")
     data = tf.data.Dataset.from_tensors(it.batch(source_ids, source_ids)).repeat(20)
     losses = []

@@ -24,6 +24,16 @@ class TrainStep:
         one_device = tf.distribute.get_strategy().num_replicas_in_sync == 1
         self.supports_jit = one_device and bool(tf.config.list_physical_devices("GPU"))
 
+    def make_train_function(self, force=False):
+        """Keras', after the optimizer has its variables.
+
+        Made in the first trace they would make a second one necessary, and each a condition in it.
+        """
+        if not self.optimizer.built:
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)
+        return super().make_train_function(force)
+
     def train_step(self, data):
         """One update. The loss is divided by the number of target tokens of all replicas.
 
