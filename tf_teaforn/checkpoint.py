@@ -339,11 +339,10 @@ def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
     Raises:
         UserError: there are fewer checkpoints; as `load_weights`; the folder cannot be written.
     """
-    available = steps(model_dir)
-    if count > len(available) and epath.Path(model_dir).is_dir():
+    if count > len(steps(model_dir)) and epath.Path(model_dir).is_dir():
         raise UserError(
             f"--last={count}: {model_dir} does not have so many checkpoints; steps saved: "
-            f"{', '.join(map(str, available)) or 'none'}. Take fewer, or train on"
+            f"{_listing(model_dir)}. Take fewer, or train on"
         )
     checkpoint, weights, record = _load(model_dir, f"average:{count}")
     folder = _averages(model_dir) / checkpoint.name
@@ -546,7 +545,8 @@ def _discard(folder: epath.Path) -> None:
         _remove(folder)
     # Those of object stores are TensorFlow's and no OSError.
     except Exception as error:
-        _logger.warning("%s cannot be deleted (%s)", folder, getattr(error, "strerror", error))
+        reason = getattr(error, "strerror", None) or error
+        _logger.warning("%s cannot be deleted (%s)", folder, reason)
 
 
 def _clear_leftovers(checkpoints: epath.Path) -> None:
