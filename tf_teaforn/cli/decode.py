@@ -56,29 +56,27 @@ _SEARCH_FLAGS = {
 }
 
 
+def _integer(values, name, help_text):
+    flags.DEFINE_integer(name, None, help_text, flag_values=values)
+
+
 def define_search_flags(values):
     """Flags of a search without sampling."""
-
-    def integer(name, help_text):
-        flags.DEFINE_integer(name, None, help_text, flag_values=values)
-
-    integer("beam_size", "Beam width; 1 is greedy. Default: the run's.")
+    _integer(values, "beam_size", "Beam width; 1 is greedy. Default: the run's.")
     flags.DEFINE_float(
         "beam_alpha", None, "Length penalty exponent. Default: the run's.", flag_values=values
     )
-    integer("n_best", "Hypotheses for each input, best first. Default: 1.")
+    _integer(values, "n_best", "Hypotheses for each input, best first. Default: 1.")
     define_output_flags(values)
 
 
 def define_output_flags(values):
     """Flags of what the outputs of a search may be."""
-
-    def integer(name, help_text):
-        flags.DEFINE_integer(name, None, help_text, flag_values=values)
-
-    integer("max_length", "Longest output in subwords. Default: the run's.")
-    integer("min_length", "Shortest output in subwords. Default: 0.")
-    integer("no_repeat_ngram", "No n-gram of this length comes twice. Default: 0, all may.")
+    _integer(values, "max_length", "Longest output in subwords. Default: the run's.")
+    _integer(values, "min_length", "Shortest output in subwords. Default: 0.")
+    _integer(
+        values, "no_repeat_ngram", "No n-gram of this length comes twice. Default: 0, all may."
+    )
 
 
 def given_search_flags(values):
