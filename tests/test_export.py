@@ -1,5 +1,6 @@
 """The SavedModel, above all in a process that has neither this package nor Keras."""
 
+import dataclasses
 import json
 import math
 import os
@@ -192,19 +193,17 @@ def test_folder(exported, trained):
     }
 
 
-def test_warmup_requests(exported, trained):
+def test_warmup_request(exported, trained):
     (version,) = exported[0].iterdir()
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     answer = tf.saved_model.load(version).signatures["serving_default"]
-    sources = [line.split("\t")[0] for line in _valid_lines(trained)[:8]]
-    requests = []
-    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
-        assert request.model_spec.signature_name == "serving_default"
-        texts = tf.make_ndarray(request.inputs["inputs"])
-        assert answer(inputs=tf.constant(texts))["outputs"].shape == texts.shape
-        requests.append([text.decode() for text in texts])
-    assert requests == [sources[:1], sources]
+    source = _valid_lines(trained)[0].split("\t")[0]
+    (record,) = tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+    assert request.model_spec.signature_name == "serving_default"
+    texts = tf.make_ndarray(request.inputs["inputs"])
+    assert texts == [source.encode()]
+    assert answer(inputs=tf.constant(texts))["outputs"].shape == [1]
 
 
 def _valid_lines(trained):
@@ -278,6 +277,17 @@ def test_n_best(trained, n_best_translator, tmp_path):
     np.testing.assert_allclose(found["scores"], scores, rtol=1e-4)
 
 
+def test_scores_of_missing_hypotheses_are_finite(n_best_translator):
+    """JSON has no infinity."""
+    config = dataclasses.replace(n_best_translator.config, beam_size=3, n_best=3)
+    translator = n_best_translator
+    module = ServingModule(translator.seq2seq, translator.tokenizer, config, 24, 24)
+    found = module._ranked(
+        tf.constant([["a", "", ""]]), tf.constant([[-1.5, -math.inf, -math.inf]])
+    )
+    np.testing.assert_array_equal(found["scores"], [[-1.5, tf.float32.min, tf.float32.min]])
+
+
 def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
     """Both in one export: weights rounded to bfloat16, search compiled for 3 inputs of 16."""
     folder = export(
@@ -315,12 +325,6 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
         answer = signatures[name](inputs=tf.constant(filled))
         np.testing.assert_array_equal(answer["outputs"], found["outputs"])
         np.testing.assert_allclose(answer["scores"], found["scores"], rtol=1e-4)
-    records = tf.data.TFRecordDataset(str(folder / "assets.extra" / "tf_serving_warmup_requests"))
-    requests = [prediction_log_pb2.PredictionLog.FromString(r.numpy()) for r in records]
-    request = requests[-1].predict_log.request
-    assert len(requests) == 3 and request.model_spec.signature_name == "static"
-    warm = tf.make_ndarray(request.inputs["inputs"])
-    assert signatures["static"](inputs=tf.constant(warm))["outputs"].shape == [3]
     ids[1, 2] = translator.tokenizer.vocabulary_size
     for name in ("token_ids", "static_token_ids"):
         with pytest.raises(tf.errors.InvalidArgumentError, match="inputs: an id is outside of the"):
@@ -398,6 +402,28 @@ def test_versions_rise(tmp_path):
     assert names == {"notes", str(later), str(later + 1), str(later + 2)}
 
 
+def test_two_exports_at_a_time_are_two_versions(tmp_path, monkeypatch):
+    """The second begins and ends where the first has found its number and not yet taken it."""
+    rename, folders = os.rename, []
+
+    def rename_late(source, destination):
+        if not folders:
+            folders.append(None)
+            folders.append(write_saved_model(Doubler(), tmp_path, {"of": 2}, EXAMPLES, "score"))
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", rename_late)
+    first = write_saved_model(Doubler(), tmp_path, {"of": 1}, EXAMPLES, "score")
+    second = folders[1]
+    assert sorted(tmp_path.iterdir()) == [second, first]
+    for folder, number in ((first, 1), (second, 2)):
+        details = json.loads((folder / "assets.extra" / "decode.json").read_text())
+        assert details == {"of": number}
+        assert (
+            tf.saved_model.load(folder).signatures["serving_default"](x=tf.constant(2.0))["y"] == 4
+        )
+
+
 def test_everything_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
     events = []
     rename = os.rename
@@ -415,7 +441,7 @@ def test_everything_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
     *flushed, renamed, parent = events
     files = {f"{path.relative_to(folder)}" for path in Path(folder).rglob("*")}
     assert "saved_model.pb" in files and "variables/variables.index" in files
-    temporary = f"{folder}.tmp"
+    (temporary,) = {path for path in flushed if path.endswith(".tmp")}
     assert sorted(flushed) == sorted([temporary, *(f"{temporary}/{name}" for name in files)])
     assert (renamed, parent) == ("rename", str(tmp_path))
 

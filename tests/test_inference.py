@@ -167,6 +167,13 @@ def test_arguments_of_the_wrong_kind(translator):
         translator.score(["the cat"], ["le chat", "le chien"])
 
 
+def test_generators_are_lists(translator):
+    sources, targets = ["I see the cat", "you have the bird"], ["je vois le chat", "le chat"]
+    assert translator(source for source in sources) == translator(sources)
+    scores = translator.score(iter(sources), iter(targets))
+    np.testing.assert_array_equal(scores, translator.score(sources, targets))
+
+
 @pytest.mark.parametrize("has_tpu", [False, True])
 def test_weights_are_read_once_a_search_from_a_tpu(translator, monkeypatch, has_tpu):
     """Each reading is a copy there."""

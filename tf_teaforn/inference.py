@@ -71,12 +71,13 @@ class Translator:
 
         Returns:
             For each text, in order, a list of `n_best` triples: text, natural-log probability
-            (end-of-sentence included), penalised score.
+            (end-of-sentence included), penalised score. Where fewer ended, the rest have no text
+            and a probability of -inf.
 
         Raises:
             UserError: one text is given, not a list.
         """
-        _check_lists(texts)
+        (texts,) = _as_lists(texts)
         results = [[("", 0.0, 0.0)] * self.config.n_best for _ in texts]
         filled = [
             index for index, text in enumerate(texts) if text.replace(NEWLINE_PIECE, "\n").strip()
@@ -106,7 +107,7 @@ class Translator:
         Raises:
             UserError: one text is given, not a list, or the lists differ in length.
         """
-        _check_lists(sources, targets)
+        sources, targets = _as_lists(sources, targets)
         if len(sources) != len(targets):
             raise UserError(f"There are {len(sources)} sources and {len(targets)} targets.")
         scores = np.zeros(len(sources), np.float32)
@@ -139,9 +140,11 @@ class Translator:
         return [[t.decode() for t in row] for row in texts.reshape(batch, n_best)]
 
 
-def _check_lists(*arguments):
+def _as_lists(*arguments):
     if any(isinstance(texts, str) for texts in arguments):
         raise UserError("A list of texts is needed, not one text.")
+    # They are gone through more than once, and may be generators or files.
+    return [list(texts) for texts in arguments]
 
 
 def _rows(tokenizer, texts, max_length):

@@ -101,6 +101,13 @@ def flush(path: epath.PathLike) -> None:
         os.close(descriptor)
 
 
+def flush_folder(folder: epath.Path) -> None:
+    """`flush` of all that is in a folder, and of the folder."""
+    for root, _, names in folder.walk():
+        for path in (*(root / name for name in names), root):
+            flush(path)
+
+
 def matching(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
     """Paths in a folder, sorted as text; the folder's own name is no pattern, [1] in it no 1.
 

@@ -734,10 +734,16 @@ class TestDecode:
         assert call_command("decode", *flags, f"--output={tmp_path}/out") == 0
         assert (tmp_path / "out").read_text().removesuffix("\n").split("\n") == translator(lines)
         assert {path.name for path in tmp_path.iterdir()} == {"in.gz", "out"}
-        assert capsys.readouterr().err == (
+        assert call_command("decode", *flags, f"--output={tmp_path}/out.gz") == 0
+        assert (
+            gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
+        )
+        err, rest = capsys.readouterr().err.split(f"{tmp_path}/out.\n")
+        assert rest.endswith(f"Wrote 3 lines to {tmp_path}/out.gz.\n")
+        assert err == (
             "Warning: 2 of 3 source lines were cut: more than 24 subwords, the end of sentence "
             "included (--max_source_length of bin/train).\n"
-            f"Wrote 3 lines to {tmp_path}/out.\n"
+            "Wrote 3 lines to "
         )
 
     def test_search_flags(self):

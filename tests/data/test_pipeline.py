@@ -186,11 +186,13 @@ def test_decode_batches(cache, examples, batch_size):
         seen += indices.tolist()
     assert lengths <= {8, 16, 24, 30}
     assert sorted(seen) == list(range(COUNT))
-    assert [len(examples[i][0]) for i in seen] == sorted(len(source) for source, _ in examples)
+    assert [len(examples[i][0]) for i in seen] == sorted(
+        (len(source) for source, _ in examples), reverse=True
+    )
 
 
 def test_score_batches(cache, examples):
-    seen, shapes = [], set()
+    seen, shapes = [], []
     for indices, *sides in score_batches(
         cache.sources,
         cache.targets,
@@ -199,13 +201,14 @@ def test_score_batches(cache, examples):
         batch_size=32,
     ):
         assert 1 <= len(indices) <= 32
-        shapes.add(tuple(ids.shape[1] for ids in sides))
+        shapes.append(tuple(ids.shape[1] for ids in sides))
         for side, ids in enumerate(sides):
             for i, row in zip(indices, ids, strict=True):
                 text = examples[i][side]
                 assert row.tolist() == text + [0] * (len(row) - len(text))
         seen += indices.tolist()
-    assert shapes <= {*batching.bucket_shapes(MAX_SOURCE, MAX_TARGET)}
+    assert {*shapes} <= {*batching.bucket_shapes(MAX_SOURCE, MAX_TARGET)}
+    assert shapes == sorted(shapes, reverse=True)
     assert sorted(seen) == list(range(COUNT))
 
 

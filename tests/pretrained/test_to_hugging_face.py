@@ -17,6 +17,7 @@ from tf_teaforn import testing
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.catalog import build_model
+from tf_teaforn.pretrained import to_hugging_face
 from tf_teaforn.pretrained.importers import open_folder
 from tf_teaforn.pretrained.to_hugging_face import write_folder
 from tf_teaforn.pretrained.transformer import build_transformer
@@ -73,7 +74,7 @@ def test_a_run_comes_back_as_marian(tokenizer, tmp_path):
     settings = {**SIZES, "norm": "post", "attention_bias": True, "activation": "silu"}
     model = testing.tiny_model(vocabulary_size=tokenizer.vocabulary_size, **settings)
     write_folder(model, tokenizer, tmp_path / "out", max_length=50, beam_size=3)
-    assert not (tmp_path / "out.partial").exists()
+    assert list(tmp_path.glob("*.partial")) == []
     back = open_folder(tmp_path / "out")
     again = back.build()
     for ours, weight in zip(model.weights, again.weights, strict=True):
@@ -85,6 +86,18 @@ def test_a_run_comes_back_as_marian(tokenizer, tmp_path):
     assert back.tokenizer.detokenize(expected).numpy().tolist() == [s.encode() for s in lines]
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["num_beams"] == 3 and generation["decoder_start_token_id"] == 0
+
+
+def test_a_failed_export_leaves_nothing(tokenizer, tmp_path, monkeypatch):
+    def fail(path):
+        assert {file.name for file in path.iterdir()} >= {"config.json", "model.safetensors"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(to_hugging_face, "flush_folder", fail)
+    model = testing.tiny_model(vocabulary_size=tokenizer.vocabulary_size, **SIZES)
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(model, tokenizer, tmp_path / "out" / "model", max_length=50)
+    assert list(tmp_path.glob("out/*")) == []
 
 
 def test_pegasus_comes_back(pegasus_folder, tmp_path):

@@ -7,6 +7,7 @@ Line i of the output belongs to line i of the input; <n> stands for a newline in
 terminal, type a sentence and get its translation; Ctrl-D ends.
 """
 
+import gzip
 import sys
 
 from absl import flags
@@ -144,7 +145,8 @@ def decode(values):
     found = translator.decode(texts, progress=to_file or not sys.stdout.isatty())
     output = "".join(_lines(found, values.scores)).encode()
     if to_file:
-        write_whole(values.output, output)
+        packed = values.output.endswith(".gz")
+        write_whole(values.output, gzip.compress(output, mtime=0) if packed else output)
     else:
         sys.stdout.buffer.write(output)
     warn_of_cuts(translator.cut_sources, len(texts), translator.max_source_length)

@@ -105,7 +105,7 @@ def evaluation_dataset(
 def decode_batches(
     sources: TokenRows, *, max_length: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sources in order of length, in batches of `batch_size` rows, for decoding.
+    """Sources from long to short, in batches of `batch_size` rows, for decoding.
 
     Yields (indices int64 [b], encoder_token_ids int32 [B, S]). Row i belongs to example
     `indices[i]`; the rows from b on are padding alone, which a search skips. S is one of a handful
@@ -118,7 +118,8 @@ def decode_batches(
         target length, whatever the source's length.
     """
     lengths = np.array([shape[0] for shape in batching.bucket_shapes(max_length, max_length)])
-    order = np.argsort(sources.lengths, kind="stable")
+    # A batch that does not fit into memory shows at once, and not after hours.
+    order = np.argsort(-sources.lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
         length = lengths[np.searchsorted(lengths, sources.lengths[indices].max())]
@@ -136,7 +137,7 @@ def score_batches(
     max_target_length: int,
     batch_size: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Pairs from short to long, in batches of up to `batch_size` rows.
+    """Pairs from long to short, in batches of up to `batch_size` rows.
 
     Yields (indices int64 [b], encoder_token_ids int32 [b, S], targets int32 [b, T]). (S, T) is one
     of a handful of shapes.
@@ -152,10 +153,10 @@ def score_batches(
         for side, rows in enumerate((sources, targets))
     )
     fits = np.maximum(source_fits, target_fits)
-    order = np.argsort(fits, kind="stable")
+    order = np.argsort(-fits, kind="stable")
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        source_length, target_length = map(int, shapes[fits[indices[-1]]])
+        source_length, target_length = map(int, shapes[fits[indices[0]]])
         yield (
             indices,
             sources.gather(indices, source_length),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 
 import numpy as np
 import safetensors.numpy
@@ -12,6 +13,7 @@ from tf_teaforn.data import marian_tokenizer, pegasus_tokenizer, tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.models.transformer import TransformerDecoder, TransformerEncoder
+from tf_teaforn.paths import flush_folder, is_remote, move_folder
 from tf_teaforn.pretrained.transformer import hugging_face_source, layer_variables
 
 # Their names of our activations.
@@ -86,15 +88,18 @@ def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
     files["model.safetensors"] = safetensors.numpy.save(
         _tensors(seq2seq, kind, max_length), metadata={"format": "pt"}
     )
-    aside = folder.with_name(f"{folder.name}.partial")
-    if aside.exists():
-        aside.rmtree()
-    aside.mkdir(parents=True)
-    for name, content in files.items():
-        (aside / name).write_bytes(content)
-    if folder.exists():
-        os.rmdir(folder)
-    aside.rename(folder)
+    aside = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
+    try:
+        aside.mkdir(parents=True)
+        for name, content in files.items():
+            (aside / name).write_bytes(content)
+        flush_folder(aside)
+        if folder.exists() and not is_remote(folder):
+            os.rmdir(folder)
+        move_folder(aside, folder, "model.safetensors")
+    finally:
+        if aside.exists():
+            aside.rmtree()
 
 
 def _json(content):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import secrets
 import time
 
 import keras
@@ -11,7 +12,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from tf_teaforn.data.tokenizer import EOS_ID, NEWLINE_PIECE, PAD_ID
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import flush, move_folder
+from tf_teaforn.paths import flush_folder, move_folder
 from tf_teaforn.tf_backend import inference
 from tf_teaforn.tf_backend.ids import checked
 
@@ -31,7 +32,8 @@ class ServingModule(tf.Module):
     Signatures:
         serving_default: `inputs` string [B] -> `outputs` string, `scores` float32; [B], or with
             n_best > 1 [B, n_best]. A score is the natural-log sum over the output's tokens,
-            end-of-sentence included.
+            end-of-sentence included; where fewer than n_best were found, the rest have no text and
+            the lowest float32.
         token_ids: `inputs` int32 [B, S] ended in end-of-sentence; what comes after it does not
             count -> `outputs` int32 [B, T] or [B, n_best, T], `scores`.
         With static_shape = (B, S), of these shapes alone and their search compiled by XLA:
@@ -163,6 +165,8 @@ class ServingModule(tf.Module):
             return {"scores": inference.score(self._seq2seq.value, inputs, target_ids)}
 
     def _ranked(self, outputs, scores):
+        # Fewer than n may have ended. JSON has no infinity.
+        scores = tf.maximum(scores, scores.dtype.min)
         if self._config.n_best == 1:
             outputs, scores = outputs[:, 0], scores[:, 0]
         return {"outputs": outputs, "scores": scores}
@@ -203,8 +207,7 @@ def write_saved_model(module, export_dir, details, examples, mode):
         export_dir: folder of all versions.
         details: what `assets.extra/decode.json` shall say.
         examples: {"sources": list of str, "targets": list of str}, of which
-            `assets.extra/tf_serving_warmup_requests` makes a request of one and one of all, and
-            one for the signature `static`, where there is one.
+            `assets.extra/tf_serving_warmup_requests` makes one request.
         mode: "predict" or "score".
 
     Returns:
@@ -216,9 +219,8 @@ def write_saved_model(module, export_dir, details, examples, mode):
     """
     export_dir = epath.Path(export_dir)
     export_dir.mkdir(parents=True, exist_ok=True)
-    versions = [int(path.name) for path in export_dir.iterdir() if path.name.isdigit()]
-    version = max([int(time.time()), *(number + 1 for number in versions)])
-    temporary = export_dir / f"{version}.tmp"
+    # Of its own: several exports may be writing into this folder.
+    temporary = export_dir / f"{secrets.token_hex(8)}.tmp"
     try:
         tf.saved_model.save(module, str(temporary), signatures=module.signatures(mode))
         extra = temporary / "assets.extra"
@@ -227,13 +229,9 @@ def write_saved_model(module, export_dir, details, examples, mode):
         inputs = {"inputs": examples["sources"]}
         if mode == "score":
             inputs["targets"] = examples["targets"]
-        _write_warmup_requests(
-            extra / "tf_serving_warmup_requests", inputs, details.get("static_batch")
-        )
-        for root, _, names in temporary.walk():
-            for path in (*(root / name for name in names), root):
-                flush(path)
-        move_folder(temporary, export_dir / str(version), "saved_model.pb")
+        _write_warmup_request(extra / "tf_serving_warmup_requests", inputs)
+        flush_folder(temporary)
+        return _as_version(temporary, export_dir)
     except tf.errors.OpError as error:
         raise UserError(
             f"--export_dir={export_dir}: cannot write there: {error.message}"
@@ -241,24 +239,35 @@ def write_saved_model(module, export_dir, details, examples, mode):
     finally:
         if temporary.exists():
             temporary.rmtree()
-    return export_dir / str(version)
 
 
-def _write_warmup_requests(path, inputs, static_batch):
-    """Writes PredictionLog records, as TF Serving's SavedModel warm-up reads them."""
-    requests = [
-        ("serving_default", {name: texts[:size] for name, texts in inputs.items()})
-        for size in (1, len(inputs["inputs"]))
-    ]
-    if static_batch:
-        # Its first call compiles.
-        texts = [*inputs["inputs"], *[""] * static_batch]
-        requests.append(("static", {"inputs": texts[:static_batch]}))
+def _as_version(temporary, export_dir):
+    """Renames a folder to the next version and returns it."""
+    while True:
+        versions = [int(path.name) for path in export_dir.iterdir() if path.name.isdigit()]
+        version = max([int(time.time()), *(number + 1 for number in versions)])
+        folder = export_dir / str(version)
+        try:
+            move_folder(temporary, folder, "saved_model.pb")
+        except OSError:
+            # Another export may have taken the number meanwhile.
+            if not folder.exists():
+                raise
+        else:
+            return folder
+
+
+def _write_warmup_request(path, inputs):
+    """Writes a PredictionLog record, as TF Serving's SavedModel warm-up reads it.
+
+    A server that cannot answer it does not load the version. Hence one text, as a larger request
+    may not fit the server's `max_batch_size`, and none for the signature `static`: servers have XLA
+    switched off unless told otherwise (`--xla_cpu_compilation_enabled`).
+    """
+    log = prediction_log_pb2.PredictionLog()
+    request = log.predict_log.request
+    request.model_spec.signature_name = "serving_default"
+    for name, texts in inputs.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(texts[:1], tf.string))
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for signature, inputs in requests:
-            log = prediction_log_pb2.PredictionLog()
-            request = log.predict_log.request
-            request.model_spec.signature_name = signature
-            for name, texts in inputs.items():
-                request.inputs[name].CopyFrom(tf.make_tensor_proto(texts, tf.string))
-            writer.write(log.SerializeToString())
+        writer.write(log.SerializeToString())
