@@ -132,3 +132,30 @@ if __name__ == "__main__":
     else:
         for settings in ({}, PARTS):
             check_against_numpy("adam", **settings)
+
+
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": CLIP}])
+def test_a_gradient_whose_square_overflows_is_skipped(clip):
+    """Adam's moment of it, and the norm to clip by, would be infinite."""
+    import keras
+    import tensorflow as tf
+
+    from tf_teaforn.teaforn import LossSums
+    from tf_teaforn.tf_backend.nonfinite import NonfiniteGuard
+
+    variable = keras.Variable([1.0, 2.0])
+    training = TrainingConfig(learning_rate=RATE, schedule="constant", warmup_steps=0, **clip)
+    optimizer = build_optimizer(training)
+    optimizer.build([variable])
+    guard = NonfiniteGuard(stages=1, skip=True)
+    loss = tf.constant(3.0)
+    sums = LossSums(loss, (loss,), tf.constant(2.0), tf.constant(1.0))
+    for step, gradient in enumerate(([3.0, 1.0], [3e19, 1.0]), start=1):
+        before = variable.numpy()
+        guard.begin(step)
+        found = guard.update(optimizer, sums, [tf.constant(gradient)], [variable])
+        changed = step == 1
+        assert np.array_equal(variable.numpy(), before) != changed
+        assert found.stages[0].numpy() == (3.0 if changed else 0.0)
+    assert int(optimizer.iterations) == 1
+    assert guard.read() == (1, 2, "the gradient")

@@ -193,6 +193,28 @@ def test_adafactor_is_that_of_keras_in_less_memory():
     assert sum(np.prod(v.shape) for v in ours.variables) == 5 + 3 + 4 + 2 + 2 * 3 + 2 * 4 + 1
 
 
+def test_adafactor_of_a_row_without_a_gradient():
+    """Such as padding's: its moment, 1e-30, times that of a small column has no float32."""
+    training = TrainingConfig(
+        optimizer="adafactor", learning_rate=PEAK, schedule="constant", warmup_steps=0
+    )
+    optimizer = build_optimizer(training)
+    random = np.random.default_rng(0)
+    start = random.normal(size=(60, 50)).astype("float32")
+    gradient = random.normal(size=start.shape).astype("float32")
+    gradient[:, 0] *= 1e-6
+    gradient[0] = 0
+    variable = keras.Variable(start)
+    optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    squares = gradient.astype("float64") ** 2 + 1e-30
+    rows, columns = squares.mean(1, keepdims=True), squares.mean(0, keepdims=True)
+    update = gradient / np.sqrt(rows / rows.mean() * columns)
+    update /= max(1, np.sqrt(np.mean(update**2)))
+    expected = start - PEAK * np.sqrt(np.mean(start**2)) * update
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, rtol=1e-5, atol=1e-6)
+    assert np.all(expected[0] == start[0])
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's kernel")
 @pytest.mark.parametrize("jit", [False, True])
 def test_adam_is_that_of_keras(jit):

@@ -100,13 +100,15 @@ class Adafactor(keras.optimizers.Adafactor):
             return new
 
         if len(variable.shape) < 2:
-            moments = moved(self._v[index], squares)
+            update = gradient * ops.rsqrt(moved(self._v[index], squares))
         else:
             rows = moved(self._r[index], ops.mean(squares, axis=-1))
             columns = moved(self._c[index], ops.mean(squares, axis=-2))
-            share = rows / ops.mean(rows, axis=-1, keepdims=True)
-            moments = share[..., None] * columns[..., None, :]
-        update = gradient / ops.sqrt(moments)
+            # Multiplied before the root, factors of a row without a gradient, such as the embedding
+            # of padding, become 0 in float32, and the update no number.
+            mean = ops.sqrt(ops.mean(rows, axis=-1, keepdims=True))
+            update = gradient * (mean * ops.rsqrt(rows))[..., None]
+            update = update * ops.rsqrt(columns)[..., None, :]
         update = update / ops.maximum(1.0, self._rms(update) / self.clip_threshold)
         self.assign_sub(variable, rate * update)
 

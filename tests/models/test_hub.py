@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tf_teaforn.models.hub import build_t5
+from tf_teaforn.models.hub import T5Embedding, build_t5
 
 SIZES = {
     "num_layers": 2,
@@ -35,6 +35,14 @@ def models():
     for model in models.values():
         model.set_weights(weights)
     return models
+
+
+def test_the_table_starts_around_0():
+    """A normal distribution cut at two deviations of 1 has one of .88."""
+    table = T5Embedding(1000, 64)
+    table.build()
+    values = ops.convert_to_numpy(table.embeddings)
+    np.testing.assert_allclose([values.mean(), values.std()], [0, 0.8796], atol=0.02)
 
 
 def norms(model):

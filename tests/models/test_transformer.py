@@ -1,6 +1,7 @@
 """The Transformer keeps the decoder contract, and computes what its NumPy counterpart computes."""
 
 import functools
+import math
 
 import keras
 import numpy as np
@@ -171,6 +172,20 @@ def test_masks_are_those_of_keras():
         np.testing.assert_array_equal(layer(x), x)
     np.testing.assert_array_equal(*masks)
     assert len({mask.tobytes() for mask in masks[0]}) == 3
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_the_rate_is_the_same_in_bfloat16(rate):
+    """Numbers of seven bits would drop 1.6% at a rate of 1%."""
+    count = 1_000_000
+    layer = Dropout(rate, dtype="mixed_bfloat16", seed=3)
+    found = layer(ops.ones([count], "bfloat16"), training=True)
+    assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+    found = ops.convert_to_numpy(ops.cast(found, "float32"))
+    deviation = math.sqrt(rate * (1 - rate) / count)
+    assert abs(np.mean(found == 0) - rate) < 4 * deviation
+    (kept,) = set(found.tolist()) - {0.0}
+    np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=2**-8)
 
 
 def test_bfloat16_computes_near_float32():

@@ -27,14 +27,17 @@ class ShortSeeds(keras.random.SeedGenerator):
 
 
 class Dropout(keras.layers.Dropout):
-    """Keras' layer with `ShortSeeds`."""
+    """Keras' layer with `ShortSeeds`, and with the given rate in every precision."""
 
     def call(self, inputs, training=False):
         """`inputs`, of any shape; in training with a share `rate` of zeros, the rest scaled up."""
         if not training or not self.rate:
             return inputs
         seed = ShortSeeds(self.seed_generator)
-        return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
+        # In bfloat16 TensorFlow would draw numbers of seven bits, and round rate and scale to them.
+        exact = ops.cast(inputs, "float32")
+        dropped = keras.random.dropout(exact, self.rate, noise_shape=self.noise_shape, seed=seed)
+        return ops.cast(dropped, inputs.dtype)
 
 
 def shorten_seeds(layer):

@@ -457,7 +457,10 @@ class T5Embedding(TokenEmbedding):
     """
 
     def __init__(self, vocabulary_size, hidden_dim, tied=True, divided=True, **kwargs):
-        kwargs = {"embeddings_initializer": keras.initializers.TruncatedNormal(1.0), **kwargs}
+        kwargs = {
+            "embeddings_initializer": keras.initializers.TruncatedNormal(stddev=1.0),
+            **kwargs,
+        }
         super().__init__(
             vocabulary_size, hidden_dim, scaled=False, zero_row=False, tie_weights=tied, **kwargs
         )

@@ -40,7 +40,8 @@ class NonfiniteGuard:
             `sums`; all zero where the step was skipped, so that means are not spoiled.
         """
         finite = [tf.math.is_finite(tf.cast(stage, tf.float32)) for stage in sums.stages]
-        finite.append(tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in gradients]))
+        # Squares that overflow spoil the moments of an optimizer, and the norm to clip by, as well.
+        finite.append(tf.math.is_finite(tf.linalg.global_norm(gradients)))
         bad = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, 1.0 - tf.cast(tf.stack(finite), tf.float32)
         )
