@@ -207,6 +207,10 @@ def test_an_interrupted_checkpoint_that_a_kill_has_left_goes_with_the_next_save(
     assert checkpoint.steps(tmp_path) == [1, 2]
     assert nano(tmp_path, "--train_steps=3", "--checkpoint_every=1") == 0
     assert checkpoint.steps(tmp_path) == [2, 3]
+    # The kill may have been in the last save.
+    checkpoint.save(tmp_path, 1, weights, optimizer, {**state, "interrupted": True}, keep=9)
+    assert nano(tmp_path, "--train_steps=3", "--checkpoint_every=1") == 0
+    assert checkpoint.steps(tmp_path) == [2, 3]
 
 
 def test_a_worker_of_other_settings_is_refused(nano, tmp_path):
@@ -340,7 +344,7 @@ def test_a_model_that_cannot_be_packed_for(train, tmp_path, capsys):
     flags = ("--model=rnn_base", "--batching=pack", "--train_steps=1", "--eval_every=1")
     assert train(tmp_path, *flags) == 2
     assert "--batching=pack: this model would carry its state" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["vocab.model"]
+    assert {path.name for path in tmp_path.iterdir()} == {"vocab.model", "vocab.data.txt"}
 
 
 def test_a_folder_in_use_and_another_vocabulary_are_refused(nano, corpus, tmp_path, capsys):

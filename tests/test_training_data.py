@@ -11,6 +11,7 @@ from tests import nano_model
 from tf_teaforn import checkpoint, training
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
+from tf_teaforn.task import get_task
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def data(corpus, tmp_path):
 def train(data, small_model, call_command, eagerly, tmp_path):
     """bin/train of a small model up to a step; returns its exit code."""
 
-    def run(steps):
+    def run(steps, *flags):
         with eagerly():
             return call_command(
                 "train",
@@ -37,6 +38,7 @@ def train(data, small_model, call_command, eagerly, tmp_path):
                 "--warmup_steps=1",
                 f"--train_steps={steps}",
                 f"--model_dir={tmp_path}/run",
+                *flags,
             )
 
     return run
@@ -46,7 +48,8 @@ def test_other_data_are_refused(data, tmp_path, train, capsys):
     model_dir = tmp_path / "run"
     assert train(2) == 0
     whole = {path: path.read_bytes() for path in (data / "train.tsv", data / "valid.tsv")}
-    examples = (model_dir / "examples.json").read_bytes()
+    names = ("examples.json", "config.json", "command.txt")
+    kept = {name: (model_dir / name).read_bytes() for name in names}
 
     (data / "valid.tsv").write_text("you have the sun\ttu as le soleil\n")
     assert train(3) == 2
@@ -56,7 +59,7 @@ def test_other_data_are_refused(data, tmp_path, train, capsys):
         "sentencex, has changed since. Restore it, or start another run with "
         f"--init_from={model_dir}@latest, without --model, and another --model_dir."
     ) in capsys.readouterr().err
-    assert (model_dir / "examples.json").read_bytes() == examples
+    assert kept == {name: (model_dir / name).read_bytes() for name in names}
     with (data / "train.tsv").open("a") as file:
         file.write("I see the cat\tje vois le chat\n")
     assert train(3) == 2
@@ -68,6 +71,57 @@ def test_other_data_are_refused(data, tmp_path, train, capsys):
         path.write_bytes(content)
     assert train(3) == 0
     assert checkpoint.steps(model_dir) == [2, 3]
+
+
+def test_the_vocabulary_is_of_the_data_until_the_first_checkpoint(
+    data, tmp_path, train, monkeypatch
+):
+    def stopped(*_):
+        raise UserError("stopped")
+
+    def vocabulary():
+        return (tmp_path / "run" / "vocab.model").read_bytes()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Run, "restore", stopped)
+        assert train(2) == 2
+        first = vocabulary()
+        patch.setattr(training, "build_vocabulary", None)
+        # No other data: no other vocabulary.
+        assert train(2) == 2 and vocabulary() == first
+    # What was wrong with the file is mended.
+    lines = (data / "train.tsv").read_text().splitlines()
+    (data / "train.tsv").write_text("".join(f"{line[::-1]}\n" for line in lines))
+    assert train(2) == 0
+    second = vocabulary()
+    assert second != first
+    (data / "train.tsv").touch()
+    assert train(3) == 0 and vocabulary() == second
+
+
+def test_a_vocabulary_of_ones_own_stays(tmp_path):
+    """One that was put there, or given, is of no data that is known."""
+    run = object.__new__(training.Run)
+    run.model_dir, run.task = epath.Path(tmp_path), get_task("demo_enfr")
+    run.config = RunConfig(task="demo_enfr")
+    (tmp_path / "vocab.model").write_bytes(b"mine")
+    run._prepare_vocabulary(None)
+    assert (tmp_path / "vocab.model").read_bytes() == b"mine"
+    # After one that was trained on other data, the one given is taken.
+    (tmp_path / "vocab.data.txt").write_text("other")
+    (tmp_path / "given").write_bytes(b"given")
+    run._prepare_vocabulary(tmp_path / "given")
+    assert {path.name for path in tmp_path.iterdir()} == {"vocab.model", "given"}
+    assert (tmp_path / "vocab.model").read_bytes() == b"given"
+
+
+def test_a_test_file_may_be_given_later(data, tmp_path, train, capsys):
+    assert train(2) == 0
+    assert train(2, f"--test_files={data}/test.tsv") == 0
+    (data / "test.tsv").write_text("no tab\n")
+    assert train(3, f"--test_files={data}/test.tsv") == 2
+    assert f"{data}/test.tsv:1: " in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path / "run") == [2]
 
 
 def test_a_checkpoint_that_does_not_know_its_data(tmp_path):

@@ -105,9 +105,14 @@ def save(
         others = [other for other in steps(model_dir) if other != step]
         kept = [other for other in others if other not in delete]
         oldest = kept[: max(0, len(kept) + 1 - keep)]
-        for other in sorted({*others} - {*kept} | {*oldest}):
-            _discard(_find(folder.parent / str(other)))
+        discard(model_dir, {*others} - {*kept} | {*oldest})
     return folder
+
+
+def discard(model_dir: epath.PathLike, unwanted: Iterable[int]) -> None:
+    """Deletes the checkpoints of some steps; one that cannot be deleted is a logged warning."""
+    for step in sorted(unwanted):
+        _discard(_find(_checkpoints(model_dir) / str(step)))
 
 
 def steps(model_dir: epath.PathLike) -> list[int]:

@@ -21,10 +21,11 @@ from tf_teaforn.paths import write_whole
 
 CONFIG = "config.json"
 VOCABULARY = "vocab.model"
+VOCABULARY_DATA = "vocab.data.txt"
 COMMAND = "command.txt"
 ARCHITECTURE = "architecture.json"
 EXAMPLES = "examples.json"
-_FILES = (CONFIG, VOCABULARY, COMMAND, ARCHITECTURE, EXAMPLES, "metrics.jsonl")
+_FILES = (CONFIG, VOCABULARY, VOCABULARY_DATA, COMMAND, ARCHITECTURE, EXAMPLES, "metrics.jsonl")
 _FOLDERS = ("averages", "best", "cache", "checkpoints", "eval", "export", "tensorboard")
 
 
@@ -83,6 +84,23 @@ def read_config(model_dir) -> RunConfig:
     if not path.exists():
         raise UserError(f"--model_dir={model_dir} has no {CONFIG}: bin/train did not write it.")
     return RunConfig.from_json(path.read_bytes(), origin=str(path))
+
+
+def vocabulary_data(config: RunConfig, task) -> str:
+    """What a vocabulary that a run trains is of, for `vocab.data.txt`."""
+    fingerprint = task.source.fingerprint("train")
+    return f"{config.model.vocab_size} subwords of {task.name}: {fingerprint}\n"
+
+
+def has_other_vocabulary(model_dir, config: RunConfig, task) -> bool:
+    """Whether `vocab.model` was trained on other data, or with another size, and for no checkpoint.
+
+    One that the user has put there counts as the right one.
+    """
+    path = epath.Path(model_dir) / VOCABULARY_DATA
+    if not path.exists() or checkpoint.steps(model_dir):
+        return False
+    return path.read_bytes() != vocabulary_data(config, task).encode()
 
 
 def read_tokenizer(model_dir) -> SubwordTokenizer:

@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 # What may change between a run and its continuation.
 _CHANGEABLE = BOOKKEEPING | {"eval_every", "checkpoint_every", "decode_length", "remat"}
-_CHANGEABLE |= {"steps_per_execution", "on_nonfinite", "micro_batch_tokens"}
+_CHANGEABLE |= {"steps_per_execution", "on_nonfinite", "micro_batch_tokens", "test_files"}
 # Options of a task that its vocabulary does not depend on.
 _OF_NO_VOCABULARY = ("valid_files", "test_files", "metric")
 
@@ -122,11 +122,7 @@ class Run:
         skip = config.training.on_nonfinite == "skip"
         self.runner = StepRunner(strategy, self.model, skip_nonfinite=skip)
         self.replicas = strategy.num_replicas_in_sync
-        if self.workers.chief:
-            model_dirs.write_config(model_dir, config, list(command))
-        self.workers.wait()
-        # Whoever was started with other settings sees it here.
-        self._check_settings(of_all_workers=not self.workers.chief)
+        self._command = list(command)
         self.writer = None
         self.state = {
             "best": None,
@@ -230,9 +226,14 @@ class Run:
             )
 
     def _prepare_vocabulary(self, vocabulary):
-        if has_tokenizer(self.model_dir):
-            return
         path = self.model_dir / model_dirs.VOCABULARY
+        data = self.model_dir / model_dirs.VOCABULARY_DATA
+        if has_tokenizer(self.model_dir):
+            if not model_dirs.has_other_vocabulary(self.model_dir, self.config, self.task):
+                return
+            _logger.info("%s is of other data, or of another size: making another", path)
+            # Before what says what it is of.
+            path.unlink()
         if checkpoint.steps(self.model_dir):
             raise UserError(
                 f"{path} is missing, but there are checkpoints that were trained with it: restore "
@@ -240,8 +241,10 @@ class Run:
             )
         self.model_dir.mkdir(parents=True, exist_ok=True)
         if vocabulary:
+            data.unlink(missing_ok=True)
             write_whole(path, epath.Path(vocabulary).read_bytes())
         else:
+            write_whole(data, model_dirs.vocabulary_data(self.config, self.task))
             _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
             build_vocabulary(self.task, self.config.model.vocab_size, path)
 
@@ -394,6 +397,12 @@ class Run:
             self.workers.wait()
         self.state["data"] = {"train": train_cache.digest, "validation": valid_cache.digest}
         self.restore()
+        # Not before: a run that may not go on stays as it was.
+        if self.workers.chief:
+            model_dirs.write_config(self.model_dir, self.config, self._command)
+        self.workers.wait()
+        # Whoever was started with other settings sees it here.
+        self._check_settings(of_all_workers=not self.workers.chief)
         self._check_workers()
         count = self.config.training.eval_examples or None
         examples = read_examples(self.task.source, "validation", count)
@@ -429,6 +438,8 @@ class Run:
                     with contextlib.suppress(Exception):
                         self._sync_records()
         else:
+            if self.workers.chief:
+                checkpoint.discard(self.model_dir, {*self._obsolete} - {self.step})
             _logger.info("The run is at step %d already: nothing is left to do", self.step)
         return self.state["best"]
 

@@ -86,6 +86,7 @@ class TestTrain:
             "examples.json",
             "metrics.jsonl",
             "tensorboard",
+            "vocab.data.txt",
             "vocab.model",
         }
         assert checkpoint.steps(trained.model_dir) == [15, 30, 45]

@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -195,3 +199,33 @@ def test_prepared_pairs(tmp_path):
     before = source.fingerprint("train")
     (tmp_path / shard_names("train", 2)[0]).write_bytes(gzip.compress(b"x\ty\n"))
     assert source.fingerprint("train") != before
+
+
+_KILLED = """
+import itertools, multiprocessing, os, sys, time
+from tf_teaforn.data.documents import in_processes
+
+if __name__ == "__main__":
+    results = in_processes(len, itertools.repeat("x"), workers=2)
+    assert next(results) == 1024
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(number, tmp_path):
+    (tmp_path / "main.py").write_text(_KILLED)
+    command = [sys.executable, str(tmp_path / "main.py")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        workers = process.stdout.readline().split()
+        assert len(workers) == 2
+        process.send_signal(number)
+        try:
+            # The end of its output comes when no process has it open any more.
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            for worker in workers:
+                os.kill(int(worker), signal.SIGKILL)
+            raise

@@ -19,6 +19,7 @@ from tasks.text import text_task
 from tf_teaforn import checkpoint, metrics
 from tf_teaforn.cli.sweep import _terminable
 from tf_teaforn.config import RunConfig
+from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
@@ -508,6 +509,62 @@ def test_other_files_of_the_same_names_are_refused(finished, options, task, tmp_
     with pytest.raises(UserError, match=match):
         sweep.Sweep(EXPERIMENT, tmp_path, copies, task, Absent()).run()
     assert (tmp_path / "results.json").read_text() == before
+
+
+def test_files_that_nothing_was_scored_on_may_be_mended(options, task, corpus, tmp_path):
+    """A first try with a damaged file leaves no results."""
+    test = tmp_path / "test.tsv"
+    test.write_text("no tab\n")
+    files = {**options.task_options, "test_files": str(test)}
+    mended = dataclasses.replace(options, task_options=files)
+
+    def fail(name, flags, log, environment, usage):
+        raise CommandError(f"{test}:1: no tab")
+
+    lines = (corpus / "train.tsv").read_text().splitlines()
+    train_sentencepiece(lines, 310, tmp_path / "vocab-text.model")
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, mended, task, fail).run()) == 4
+    test.write_text("one\tun\n")
+    assert len(sweep.Sweep(EXPERIMENT, tmp_path, mended, task, fail).run()) == 4
+    about = read(tmp_path / "results.json")["experiments"]["tiny"]
+    assert about["files_sha256"]["test_files"] == hashlib.sha256(b"one\tun\n").hexdigest()
+
+
+def test_a_sweep_without_a_test_file_does_not_begin(options, tmp_path):
+    files = {name: path for name, path in options.task_options.items() if name != "test_files"}
+    without = dataclasses.replace(options, task_options=files)
+    grid = sweep.Sweep(EXPERIMENT, tmp_path, without, lambda _: text_task(**files), Absent())
+    with pytest.raises(UserError, match="no files for split 'test'. Give --test_files"):
+        grid.run()
+
+
+def test_a_run_that_was_trained_without_a_test_file(options):
+    expected = RunConfig(task="text", task_options=options.task_options)
+    files = {name: path for name, path in options.task_options.items() if name != "test_files"}
+    found = dataclasses.replace(expected, task_options=files)
+    assert differences(found, expected, ("best",)) == []
+    other = dataclasses.replace(expected, task_options={**files, "test_files": "other.tsv"})
+    (line,) = differences(other, expected, ("best",))
+    assert line.startswith("--test_files: other.tsv there, test.tsv here")
+
+
+def test_a_size_that_the_vocabulary_does_not_have(finished, options, task, tmp_path):
+    alone(finished, tmp_path)
+    other = dataclasses.replace(options, settings={"vocab_size": 400})
+    before = (tmp_path / "results.json").read_bytes()
+    with pytest.raises(UserError, match="^--vocab_size=400, but .*vocab-text.model has 310"):
+        sweep.Sweep(EXPERIMENT, tmp_path, other, task, Absent()).run()
+    assert (tmp_path / "results.json").read_bytes() == before
+    same = dataclasses.replace(options, settings={"vocab_size": 310})
+    assert sweep.Sweep(EXPERIMENT, tmp_path, same, task, Absent()).run() == []
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    whole = gzip.compress(b"one\ttwo\n" * 99)
+    for content in (whole[:-9], b"one\n", whole[:30] + b"x" + whole[31:]):
+        (tmp_path / "a.gz").write_bytes(content)
+        with pytest.raises(UserError, match=f"^{tmp_path}/a.gz: not a whole gzip file"):
+            file_digests({"train_files": f"{tmp_path}/a.gz"})
 
 
 def test_digests_are_of_the_content(tmp_path):

@@ -71,7 +71,7 @@ def train(values):
     if config.model.init_from:
         config = with_pretrained(config, model_dir, values)
     else:
-        config = with_vocabulary(config, model_dir, values.vocab, values["vocab_size"].present)
+        config = with_vocabulary(config, task, model_dir, values)
     check(config, task)
     with locked(model_dir) if Workers(strategy).chief else contextlib.nullcontext():
         run = Run(config, task, model_dir, strategy, values.vocab, command=sys.argv)
@@ -132,24 +132,25 @@ def check_clone_init(config, model_dir, values):
         )
 
 
-def with_vocabulary(config, model_dir, path, size_given):
+def with_vocabulary(config, task, model_dir, values):
     """`config` with the vocabulary size of a ready vocabulary, if there is one.
 
     Args:
         config: `RunConfig`.
+        task: the `Task` it names.
         model_dir: may hold a vocabulary.
-        path: value of --vocab, or None.
-        size_given: whether config.model.vocab_size was asked for by the user.
+        values: the flags, of which --vocab names one.
 
     Raises:
         UserError: no such file, not a vocabulary, or another one than asked for.
     """
     from tf_teaforn.data.tokenizer import Tokenizer
-    from tf_teaforn.model_dir import CONFIG, VOCABULARY
+    from tf_teaforn.model_dir import CONFIG, VOCABULARY, has_other_vocabulary
 
+    path, size_given = values.vocab, values["vocab_size"].present
     kept = epath.Path(model_dir) / VOCABULARY
     ready = Tokenizer.load(path) if path else None
-    if kept.exists():
+    if kept.exists() and not has_other_vocabulary(model_dir, config, task):
         found = Tokenizer.load(kept)
         if ready and ready.fingerprint != found.fingerprint:
             raise UserError(
@@ -230,7 +231,8 @@ def check(config, task):
     optimizers.check_settings(config.training)
     for split in task.source.splits:
         task.source.fingerprint(split)
-    for split in ("validation", "train"):
+    # The test split too: it is scored when all is trained.
+    for split in dict.fromkeys(("validation", "train", *task.source.splits)):
         task.source.dataset(split)
 
 

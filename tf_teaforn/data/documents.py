@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
@@ -230,7 +231,9 @@ def in_processes(
         return
     # Forking a process in which TensorFlow runs threads can hang.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_end_with_parent
+    ) as pool:
         pending = collections.deque()
         try:
             for chunk in itertools.chain((first, second), chunks):
@@ -242,6 +245,16 @@ def in_processes(
         finally:
             for future in pending:
                 future.cancel()
+
+
+def _end_with_parent():
+    """Ends this process with the one that started it, which cannot say so when it is killed."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @dataclasses.dataclass(frozen=True)

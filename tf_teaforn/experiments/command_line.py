@@ -5,11 +5,13 @@ import hashlib
 import os
 import re
 import shlex
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
+from tf_teaforn.errors import UserError
 from tf_teaforn.paths import is_remote
 
 FILES = ("train_files", "valid_files", "test_files")
@@ -55,8 +57,11 @@ def file_digests(task_options: Mapping[str, str]) -> dict[str, str]:
             digest = hashlib.sha256()
             for path in paths:
                 unpacked = gzip.open if path.suffix == ".gz" else open
-                with unpacked(path, "rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
+                try:
+                    with unpacked(path, "rb") as file:
+                        while block := file.read(1 << 20):
+                            digest.update(block)
+                except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                    raise UserError(f"{path}: not a whole gzip file: {error}.") from error
             digests[name] = digest.hexdigest()
     return digests

@@ -146,8 +146,10 @@ class Sweep:
         for folder in ("runs", "logs"):
             (self.output_dir / folder).mkdir(parents=True, exist_ok=True)
         for task in self.tasks.values():
+            self._check_sets(task)
             if not self.imported:
                 self._prepare_vocabulary(task)
+                self._check_size(task)
         self.runs = self.plan()
         model = self.runs[0].settings["model"]
         vocabularies = self._checked_vocabularies(model)
@@ -341,6 +343,14 @@ class Sweep:
             if aside.exists() and not folder.exists() and not self._has_checkpoints(run):
                 aside.rename(folder)
 
+    def _check_sets(self, task):
+        """Raises `UserError` where there is nothing to score runs on."""
+        source = self.get_task(task).source
+        for role in self.experiment.sets:
+            name = self._set_name(role)
+            if self.experiment.sets[role].startswith("--split=") and name not in source.splits:
+                source.dataset(name)
+
     # Vocabularies
 
     def _vocabulary(self, task):
@@ -369,6 +379,15 @@ class Sweep:
             self.launch("build_vocab", self._vocabulary_flags(task), log, {}, {})
         except CommandError as error:
             raise UserError(f"The vocabulary of {task} cannot be built: {error}") from error
+
+    def _check_size(self, task):
+        """Raises `UserError` for a --vocab_size that the vocabulary does not have."""
+        path, wanted = self._vocabulary(task), self.options.settings.get("vocab_size")
+        if wanted not in (None, _vocabulary_size(path)):
+            raise UserError(
+                f"--vocab_size={wanted}, but {path} has {_vocabulary_size(path)} subwords. Leave "
+                "it out, or take another --output_dir."
+            )
 
     def _checked_vocabularies(self, model):
         """{task: SHA-256 of its vocabulary}.
@@ -400,7 +419,11 @@ class Sweep:
         """
         names = file_names(self.options.task_options)
         found = file_digests(self.options.task_options)
+        runs = self.records.runs()
+        arms = {run["arm"] for run in runs.values()}
         for experiment, about in self.records.experiments.items():
+            if not any(map(has_result, runs_of(about, arms, runs).values())):
+                continue
             for name, digest in found.items():
                 known = about.get("files_sha256", {}).get(name, digest)
                 if about.get("files", {}).get(name) == names[name] and known != digest:
@@ -694,11 +717,14 @@ class Sweep:
 
     def _record(self, run, without=(), **values):
         """Records values of a run, and drops those of the names in `without`."""
+        settings = {**self.get_task(run.task).defaults, **run.settings}
+        if not self.imported:
+            settings["vocab_size"] = _vocabulary_size(self._vocabulary(run.task))
         about = {
             "task": run.task,
             "arm": run.arm.name,
             "seed": run.seed,
-            "settings": {**self.get_task(run.task).defaults, **run.settings},
+            "settings": settings,
             "train_steps": run.settings["train_steps"],
         }
         # What was scored before had the settings that it had then.
