@@ -253,6 +253,7 @@ class TestCompiler:
         assert done.returncode == 0, done.stderr
         (other,) = measurements(output)
         plain, _ = measurements(compiled("jax")[1])
-        # Segments and positions of a batch; what is kept aside to go back to.
+        # Segments and positions of a batch; masks, and a choice between two states. Of so small a
+        # model temporaries say little.
         assert other["arguments"] > plain["arguments"]
-        assert other["temporaries"] > plain["temporaries"]
+        assert other["program"] > plain["program"]
