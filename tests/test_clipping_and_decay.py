@@ -126,14 +126,6 @@ def check_replicas():
         assert np.max(np.abs(value - start[path])) > 1e-3, path
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "replicas":
-        check_replicas()
-    else:
-        for settings in ({}, PARTS):
-            check_against_numpy("adam", **settings)
-
-
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": CLIP}])
 def test_a_gradient_whose_square_overflows_is_skipped(clip):
     """Adam's moment of it, and the norm to clip by, would be infinite."""
@@ -159,3 +151,11 @@ def test_a_gradient_whose_square_overflows_is_skipped(clip):
         assert found.stages[0].numpy() == (3.0 if changed else 0.0)
     assert int(optimizer.iterations) == 1
     assert guard.read() == (1, 2, "the gradient")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "replicas":
+        check_replicas()
+    else:
+        for settings in ({}, PARTS):
+            check_against_numpy("adam", **settings)

@@ -49,10 +49,10 @@ class FakeTranslator:
         self.max_source_length = max_source_length
         self.cut_sources = 0
 
-    def decode(self, texts, progress=False):
+    def __call__(self, texts, progress=False):
         assert texts == [f"source {i}" for i in range(3)]
         self.cut_sources += self.cut
-        return [[(answer, -1.0, -1.0)] for answer in ANSWERS[self.config.beam_size]]
+        return ANSWERS[self.config.beam_size]
 
 
 @pytest.fixture
@@ -61,20 +61,20 @@ def folder(tmp_path, monkeypatch):
     model_dir.write_config(tmp_path, RunConfig(task="test").replace({"beam_alpha": 1}), ["train"])
     state = {"checkpoint": "average-2-30", "steps": [20, 30]}
     tokenizer = types.SimpleNamespace(vocabulary_size=8)
-    monkeypatch.setattr(model_dir, "read_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(evaluation, "load_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr(model_dir, "load_seq2seq", lambda *args: (None, state))
     monkeypatch.setattr(evaluation, "Translator", FakeTranslator)
     return tmp_path
 
 
 def test_files(folder, monkeypatch):
-    now, decode = [0.0], FakeTranslator.decode
+    now, answers = [0.0], FakeTranslator.__call__
 
     def slow(translator, *args, **kwargs):
         now[0] += translator.config.beam_size
-        return decode(translator, *args, **kwargs)
+        return answers(translator, *args, **kwargs)
 
-    monkeypatch.setattr(FakeTranslator, "decode", slow)
+    monkeypatch.setattr(FakeTranslator, "__call__", slow)
     monkeypatch.setattr(evaluation, "time", types.SimpleNamespace(time=lambda: now[0]))
     request = Request(
         checkpoint="average:2", beam_sizes=[1, 4], alpha=0.5, command=["evaluate", "--a=b c"]

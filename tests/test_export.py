@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import tf_teaforn
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.errors import UserError
 from tf_teaforn.export import export, export_all
+from tf_teaforn.tf_backend import export as serving
 from tf_teaforn.tf_backend.export import ServingModule, write_saved_model
 
 SOURCES = [
@@ -405,6 +407,7 @@ def test_versions_rise(tmp_path):
 def test_two_exports_at_a_time_are_two_versions(tmp_path, monkeypatch):
     """The second begins and ends where the first has found its number and not yet taken it."""
     rename, folders = os.rename, []
+    monkeypatch.setattr(serving, "time", types.SimpleNamespace(time=lambda: 7))
 
     def rename_late(source, destination):
         if not folders:
@@ -415,7 +418,7 @@ def test_two_exports_at_a_time_are_two_versions(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", rename_late)
     first = write_saved_model(Doubler(), tmp_path, {"of": 1}, EXAMPLES, "score")
     second = folders[1]
-    assert sorted(tmp_path.iterdir()) == [second, first]
+    assert (second.name, first.name) == ("7", "8")
     for folder, number in ((first, 1), (second, 2)):
         details = json.loads((folder / "assets.extra" / "decode.json").read_text())
         assert details == {"of": number}

@@ -275,7 +275,7 @@ def compilations(steps):
     import jax
     import keras
 
-    from tf_teaforn.jax_backend.strategy import StepRunner, make_strategy
+    from tf_teaforn.jax_backend.strategy import StepRunner, guarded, make_strategy
 
     strategy = make_strategy("one")
     with strategy.scope():
@@ -297,6 +297,12 @@ def compilations(steps):
     assert runner.guard.read()[:2] == (1, steps + 1)
     for variable, value in zip(state, before, strict=True):
         np.testing.assert_array_equal(variable.value, value)
+    # A gradient whose square overflows moves no weight, and spoils the optimizer.
+    spoilt = ([np.ones(2)], [], [np.array([np.inf])], [])
+    finite, kept = guarded(lambda *_: (0.0, spoilt), skip=True)(
+        ([np.ones(2)], [], [np.zeros(1)], []), 0
+    )
+    assert not finite and kept[2][0] == 0
     # Validation, which may be left at any moment, leaves the weights where they are.
     weights = [variable.value for variable in model.trainable_variables]
     batch = testing.padded_batch(testing.random_pairs(8, 4, 5))

@@ -22,6 +22,7 @@ from tf_teaforn import checkpoint, lock, metrics, training
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import RunConfig
 from tf_teaforn.data.tokenizer import train_sentencepiece
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import get_task
 from tf_teaforn.tf_backend import nonfinite, step_runner
@@ -50,7 +51,7 @@ def train(corpus, small_model, call_command):
 def compiled(train, monkeypatch):
     """`train` with a model that compiles fast, and with a fixed score in place of a search."""
     scored = metrics.MetricResult({"bleu": 1.0, "rougeL": 1.0}, {})
-    monkeypatch.setattr(training, "evaluate_translator", lambda *_: (scored, []))
+    monkeypatch.setattr(training, "evaluate_translator", lambda *_: scored)
 
     def run(model_dir, *flags):
         return train(model_dir, *nano_model.FLAGS, "--n=1", "--decode_length=4", *flags)
@@ -119,7 +120,7 @@ def test_the_best_of_weights_that_are_gone_is_replaced(nano, tmp_path):
 
 def test_of_equal_scores_the_lower_loss_is_best(nano, tmp_path, monkeypatch):
     scores = iter([0.0, 0.0, 1.0, 1.0, 1.0, 0.5])
-    fixed = lambda *_: (metrics.MetricResult({"bleu": next(scores)}, {}), [])  # noqa: E731
+    fixed = lambda *_: metrics.MetricResult({"bleu": next(scores)}, {})  # noqa: E731
     monkeypatch.setattr(training, "evaluate_translator", fixed)
     flags = ("--eval_every=1", "--schedule=constant", "--learning_rate=0.1", "--patience=3")
     assert nano(tmp_path, *flags, "--train_steps=4") == 0
@@ -151,7 +152,7 @@ def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, 
 
     def score(translator, task, sources, references):
         scored.append(list(zip(sources, references, strict=True)))
-        return metrics.MetricResult({"bleu": 1.0}, {}), []
+        return metrics.MetricResult({"bleu": 1.0}, {})
 
     monkeypatch.setattr(training, "evaluate_translator", score)
     flags = ("--train_steps=1", "--eval_every=1", "--learning_rate=1e-3")
@@ -159,7 +160,7 @@ def test_the_first_validation_examples_alone_are_scored(nano, corpus, tmp_path, 
     lines = (corpus / "valid.tsv").read_text().splitlines()[:5]
     assert scored == [[tuple(line.split("\t")) for line in lines]]
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    encode = model_dirs.read_tokenizer(tmp_path).encode
+    encode = load_tokenizer(tmp_path).encode
     targets = encode([line.partition("\t")[2] for line in lines], 24)
     assert last["kind"] == "validation" and last["tokens"] == np.count_nonzero(targets)
 

@@ -11,6 +11,7 @@ from tests import nano_model
 from tf_teaforn import checkpoint, training
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
+from tf_teaforn.model_dir import has_other_vocabulary, write_vocabulary_data
 from tf_teaforn.task import get_task
 
 
@@ -104,15 +105,23 @@ def test_a_vocabulary_of_ones_own_stays(tmp_path):
     run = object.__new__(training.Run)
     run.model_dir, run.task = epath.Path(tmp_path), get_task("demo_enfr")
     run.config = RunConfig(task="demo_enfr")
-    (tmp_path / "vocab.model").write_bytes(b"mine")
+    path = tmp_path / "vocab.model"
+    path.write_bytes(b"mine")
     run._prepare_vocabulary(None)
-    assert (tmp_path / "vocab.model").read_bytes() == b"mine"
-    # After one that was trained on other data, the one given is taken.
-    (tmp_path / "vocab.data.txt").write_text("other")
+    assert path.read_bytes() == b"mine"
+    # Put in the place of one that was trained there, on other data.
+    (tmp_path / "vocab.data.txt").write_text(f"{'0' * 64} 400 subwords of gsg: x\n")
+    run._prepare_vocabulary(None)
+    assert path.read_bytes() == b"mine"
+    # One that was trained there, on other data, and is given by the user, who may know better.
+    write_vocabulary_data(tmp_path, run.config, get_task("demo_ende"))
+    assert has_other_vocabulary(tmp_path, run.config, run.task)
+    run._prepare_vocabulary(path)
+    assert path.read_bytes() == b"mine"
     (tmp_path / "given").write_bytes(b"given")
     run._prepare_vocabulary(tmp_path / "given")
-    assert {path.name for path in tmp_path.iterdir()} == {"vocab.model", "given"}
-    assert (tmp_path / "vocab.model").read_bytes() == b"given"
+    assert path.read_bytes() == b"given"
+    assert not has_other_vocabulary(tmp_path, run.config, run.task)
 
 
 def test_a_test_file_may_be_given_later(data, tmp_path, train, capsys):

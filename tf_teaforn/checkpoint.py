@@ -145,7 +145,7 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         folder = _find(model_dir / "best")
         if folder is None:
             raise UserError(
-                f"{model_dir} has no best checkpoint; steps saved: {_listing(model_dir)}. "
+                f"{model_dir} has no best checkpoint; steps saved: {listing(model_dir)}. "
                 "Name one with --checkpoint"
             )
         return Checkpoint("best", (folder,), (_read_record(folder)["step"],))
@@ -154,7 +154,7 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
         if folder is None:
             raise UserError(
                 f"--checkpoint={spec}: {model_dir} does not have it; steps saved: "
-                f"{_listing(model_dir)}. bin/average writes it"
+                f"{listing(model_dir)}. bin/average writes it"
             )
         return Checkpoint(spec, (folder,), tuple(_read_record(folder)["averaged"]))
 
@@ -169,12 +169,12 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
     else:
         raise UserError(
             f"--checkpoint={spec} is not best, latest, average:<n> or a step; "
-            f"steps saved: {_listing(model_dir)}"
+            f"steps saved: {listing(model_dir)}"
         )
     if len(chosen) < count:
         raise UserError(
             f"--checkpoint={spec}: {model_dir} does not have "
-            f"{'it' if count == 1 else f'{count} checkpoints'}; steps saved: {_listing(model_dir)}"
+            f"{'it' if count == 1 else f'{count} checkpoints'}; steps saved: {listing(model_dir)}"
         )
     name = f"average-{count}-{chosen[-1]}" if spec.startswith("average") else str(chosen[0])
     folders = tuple(_find(_checkpoints(model_dir) / str(step)) for step in chosen)
@@ -184,7 +184,8 @@ def resolve(model_dir: epath.PathLike, spec: str) -> Checkpoint:
     return Checkpoint(name, folders, tuple(chosen))
 
 
-def _listing(model_dir):
+def listing(model_dir: epath.PathLike) -> str:
+    """The steps of the checkpoints in `model_dir`, for messages."""
     return ", ".join(map(str, steps(model_dir))) or "none"
 
 
@@ -347,7 +348,7 @@ def write_average(model_dir: epath.PathLike, count: int) -> Checkpoint:
     if count > len(steps(model_dir)) and epath.Path(model_dir).is_dir():
         raise UserError(
             f"--last={count}: {model_dir} does not have so many checkpoints; steps saved: "
-            f"{_listing(model_dir)}. Take fewer, or train on"
+            f"{listing(model_dir)}. Take fewer, or train on"
         )
     checkpoint, weights, record = _load(model_dir, f"average:{count}")
     folder = _averages(model_dir) / checkpoint.name

@@ -221,7 +221,7 @@ class RunConfig:
 
     Attributes:
         task: registered name.
-        task_options: what the task "text" needs: train_files, valid_files, test_files, metric.
+        task_options: what a task with options needs, by flag: files, metric, TFDS names, gap_….
         data_dir: where TensorFlow Datasets keeps prepared data, or None for its default.
     """
 

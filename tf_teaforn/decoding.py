@@ -356,9 +356,8 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
         )
 
         alive_log_probs, kept = ops.top_k(ops.where(ends, -np.inf, candidate_log_probs), width)
-        if width > 1:
-            alive_parents = batch_gather(parents, kept)
-            decoder_state = seq2seq.decoder.reorder_state(decoder_state, alive_parents)
+        alive_parents = batch_gather(parents, kept)
+        decoder_state = seq2seq.decoder.reorder_state(decoder_state, alive_parents)
         alive_log_probs = ops.where(now.done[:, None], now.log_probs, alive_log_probs)
         alive = ops.where(now.done[:, None, None], now.tokens, batch_gather(candidates, kept))
 
@@ -439,23 +438,27 @@ def _result(tokens, log_probs, penalized):
     return SearchResult(ops.where(no_hypothesis, PAD_ID, tokens), log_probs, penalized)
 
 
-def _top_k(x, k, block=128):
+# Values that one maximum stands for at first.
+_BLOCK = 128
+
+
+def _top_k(x, k):
     """`ops.top_k`, several times faster for k much smaller than the last axis.
 
     The k best are in the k blocks of the largest maxima, and a maximum is cheaper than a selection.
     """
     *leading, size = ops.shape(x)
-    blocks = -(-size // block)
+    blocks = -(-size // _BLOCK)
     if blocks <= 2 * k:
         return ops.top_k(x, k)
     rows = ops.reshape(x, (-1, size))
-    if size % block:
-        rows = ops.pad(rows, ((0, 0), (0, blocks * block - size)), constant_values=-np.inf)
-    rows = ops.reshape(rows, (-1, blocks, block))
+    if size % _BLOCK:
+        rows = ops.pad(rows, ((0, 0), (0, blocks * _BLOCK - size)), constant_values=-np.inf)
+    rows = ops.reshape(rows, (-1, blocks, _BLOCK))
     # In order, so that of equal values the first comes first.
     best = ops.sort(ops.top_k(ops.max(rows, axis=-1), k)[1], axis=-1)
-    values, picks = ops.top_k(ops.reshape(batch_gather(rows, best), (-1, k * block)), k)
-    indices = batch_gather(best, picks // block) * block + picks % block
+    values, picks = ops.top_k(ops.reshape(batch_gather(rows, best), (-1, k * _BLOCK)), k)
+    indices = batch_gather(best, picks // _BLOCK) * _BLOCK + picks % _BLOCK
     return ops.reshape(values, (*leading, k)), ops.reshape(indices, (*leading, k))
 
 

@@ -15,6 +15,7 @@ from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import SENTENCES_AT_A_TIME
 from tf_teaforn.data.sources import checked_lines, line_text
 from tf_teaforn.data.test_sets import language_pair_of, read_test_set
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator, search_config
 from tf_teaforn.metrics import (
@@ -75,10 +76,9 @@ def read_examples(source, split, count=None):
     return tuple(map(list, zip(*pairs, strict=True)))
 
 
-def evaluate_translator(translator, task, sources, references, progress=False):
-    """Decodes `sources`; returns (`MetricResult`, hypotheses)."""
-    hypotheses = [best[0][0] for best in translator.decode(sources, progress=progress)]
-    return compute_metrics(task.metrics, hypotheses, references), hypotheses
+def evaluate_translator(translator, task, sources, references):
+    """`MetricResult` of what a `Translator` makes of `sources`."""
+    return compute_metrics(task.metrics, translator(sources), references)
 
 
 def evaluate(model_dir, task, request=Request()):
@@ -112,7 +112,7 @@ def evaluate(model_dir, task, request=Request()):
     check_metrics(metrics)
     sources, references = _examples(task, request)
     baseline = _baseline(request.compare, len(references))
-    tokenizer = model_dirs.read_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     seq2seq, state = model_dirs.load_seq2seq(model_dir, config, tokenizer, request.checkpoint)
     folder = epath.Path(model_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def evaluate(model_dir, task, request=Request()):
         )
         translator.batch_size = request.batch_size
         start = time.time()
-        hypotheses = [best[0][0] for best in translator.decode(sources, progress=True)]
+        hypotheses = translator(sources, progress=True)
         scores = compute_metrics(metrics, hypotheses, references, request.intervals)
         warnings = _warnings(translator, metrics, hypotheses, references)
         # Sources are cut alike for every beam width.

@@ -4,6 +4,7 @@ import dataclasses
 
 from tf_teaforn import checkpoint as checkpoints
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import search_config
 from tf_teaforn.pretrained.to_hugging_face import write_folder
@@ -40,7 +41,7 @@ def export_transformers(model_dir, export_dir, checkpoint="best"):
         UserError: the model has no counterpart there, or there is no such checkpoint.
     """
     config = model_dirs.read_config(model_dir)
-    tokenizer = model_dirs.read_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     longest = max(config.data.max_source_length + 50, config.data.max_target_length)
     write_folder(
@@ -84,7 +85,7 @@ def export(
     static_shape = _static_shape(mode, static_batch, static_length)
     config = model_dirs.read_config(model_dir)
     search = search_config(config.decoding, **search_overrides)
-    tokenizer = model_dirs.read_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     seq2seq, state = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     module = ServingModule(
         seq2seq,

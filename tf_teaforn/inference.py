@@ -9,6 +9,7 @@ from tf_teaforn.config import SENTENCES_AT_A_TIME
 from tf_teaforn.data.cache import TokenRows
 from tf_teaforn.data.pipeline import decode_batches, score_batches
 from tf_teaforn.data.tokenizer import NEWLINE_PIECE, add_eos
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.decoding import SearchConfig
 from tf_teaforn.errors import UserError, check_backend
 
@@ -58,9 +59,9 @@ class Translator:
         self._search = search_function(seq2seq, config)
         self._score = score_function(seq2seq)
 
-    def __call__(self, texts):
-        """list of str -> list of str, the best hypothesis of each, in order."""
-        return [hypotheses[0][0] for hypotheses in self.decode(texts)]
+    def __call__(self, texts, progress=False):
+        """list of str -> list of str, the best hypothesis of each, in order; see `decode`."""
+        return [hypotheses[0][0] for hypotheses in self.decode(texts, progress)]
 
     def decode(self, texts, progress=False):
         """N-best lists.
@@ -173,7 +174,7 @@ def load(model_dir, checkpoint="best", **search_overrides):
     """
     config = model_dirs.read_config(model_dir)
     search = search_config(config.decoding, **search_overrides)
-    tokenizer = model_dirs.read_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
     return Translator(
         seq2seq,

@@ -3,6 +3,7 @@
 A model that came from outside has its architecture there too, and the files of its own tokenizer.
 """
 
+import hashlib
 import json
 import shlex
 
@@ -10,8 +11,7 @@ from etils import epath
 
 from tf_teaforn import checkpoint
 from tf_teaforn.config import RunConfig
-from tf_teaforn.data.tokenizer import SubwordTokenizer
-from tf_teaforn.data.tokenizers import load_tokenizer
+from tf_teaforn.data.tokenizer import VOCABULARY_FILE, SubwordTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
@@ -20,12 +20,19 @@ from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.paths import write_whole
 
 CONFIG = "config.json"
-VOCABULARY = "vocab.model"
 VOCABULARY_DATA = "vocab.data.txt"
 COMMAND = "command.txt"
 ARCHITECTURE = "architecture.json"
 EXAMPLES = "examples.json"
-_FILES = (CONFIG, VOCABULARY, VOCABULARY_DATA, COMMAND, ARCHITECTURE, EXAMPLES, "metrics.jsonl")
+_FILES = (
+    CONFIG,
+    VOCABULARY_FILE,
+    VOCABULARY_DATA,
+    COMMAND,
+    ARCHITECTURE,
+    EXAMPLES,
+    "metrics.jsonl",
+)
 _FOLDERS = ("averages", "best", "cache", "checkpoints", "eval", "export", "tensorboard")
 
 
@@ -86,10 +93,9 @@ def read_config(model_dir) -> RunConfig:
     return RunConfig.from_json(path.read_bytes(), origin=str(path))
 
 
-def vocabulary_data(config: RunConfig, task) -> str:
-    """What a vocabulary that a run trains is of, for `vocab.data.txt`."""
-    fingerprint = task.source.fingerprint("train")
-    return f"{config.model.vocab_size} subwords of {task.name}: {fingerprint}\n"
+def write_vocabulary_data(model_dir, config: RunConfig, task):
+    """Writes down what the `vocab.model` there was trained on, to `vocab.data.txt`."""
+    write_whole(epath.Path(model_dir) / VOCABULARY_DATA, _vocabulary_data(model_dir, config, task))
 
 
 def has_other_vocabulary(model_dir, config: RunConfig, task) -> bool:
@@ -100,12 +106,14 @@ def has_other_vocabulary(model_dir, config: RunConfig, task) -> bool:
     path = epath.Path(model_dir) / VOCABULARY_DATA
     if not path.exists() or checkpoint.steps(model_dir):
         return False
-    return path.read_bytes() != vocabulary_data(config, task).encode()
+    written, here = path.read_bytes().decode(), _vocabulary_data(model_dir, config, task)
+    return written != here and written.partition(" ")[0] == here.partition(" ")[0]
 
 
-def read_tokenizer(model_dir) -> SubwordTokenizer:
-    """Loads `vocab.model`, or what `tokenizer.json` describes."""
-    return load_tokenizer(model_dir)
+def _vocabulary_data(model_dir, config, task):
+    digest = hashlib.sha256((epath.Path(model_dir) / VOCABULARY_FILE).read_bytes()).hexdigest()
+    fingerprint = task.source.fingerprint("train")
+    return f"{digest} {config.model.vocab_size} subwords of {task.name}: {fingerprint}\n"
 
 
 def write_architecture(model_dir, seq2seq: Seq2Seq):
@@ -152,10 +160,8 @@ def build_seq2seq(config: RunConfig, vocabulary_size: int, model_dir) -> Seq2Seq
     if config.model.model.startswith(PREFIX):
         # Such a name would be opened as a path or an address.
         raise UserError(f"{path} is missing: the model of {config.model.model} cannot be built.")
-    overrides = {} if config.model.dropout is None else {"dropout": config.model.dropout}
-    return build_model(
-        config.model.model, vocabulary_size, dtype=config.model.precision, **overrides
-    )
+    model = config.model
+    return build_model(model.model, vocabulary_size, dtype=model.precision, dropout=model.dropout)
 
 
 def load_seq2seq(

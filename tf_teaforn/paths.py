@@ -143,6 +143,8 @@ def move_folder(
             destination.rename(source)
             raise
         return
+    if destination.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
     # Of a folder that cannot be listed there would be no files, and all in it is deleted below.
     files = {root / name for root, _, names in source.walk(on_error=_raise) for name in names}
     if source / last not in files:

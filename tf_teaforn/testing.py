@@ -47,20 +47,20 @@ def randomize(model, seed=0):
     return model
 
 
-def random_pairs(count, max_source_length=5, max_target_length=5, seed=0, vocabulary_size=None):
+def random_pairs(count, max_source_length=5, max_target_length=5, seed=0):
     """Sentence pairs of uneven lengths: `count` tuples of two lists of ids, each ending in EOS.
 
     The first has the maximum lengths, the second a target of end-of-sentence alone.
     """
     random = np.random.default_rng(seed)
-    vocabulary_size = vocabulary_size or TINY_VOCABULARY_SIZE
     lengths = random.integers(1, [max_source_length + 1, max_target_length + 1], size=(count, 2))
     lengths[0] = max_source_length, max_target_length
     lengths[1:2, 1] = 1
-    return [
-        tuple([*random.integers(2, vocabulary_size, size=length - 1).tolist(), 1] for length in row)
-        for row in lengths
-    ]
+
+    def ids(length):
+        return [*random.integers(2, TINY_VOCABULARY_SIZE, size=length - 1).tolist(), 1]
+
+    return [tuple(map(ids, row)) for row in lengths]
 
 
 def padded_batch(pairs):

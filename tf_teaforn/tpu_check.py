@@ -43,9 +43,9 @@ def step_program(config, topology, batch_size):
 
 
 def _model(config):
-    overrides = {} if config.model.dropout is None else {"dropout": config.model.dropout}
+    settings = config.model
     seq2seq = build_model(
-        config.model.model, config.model.vocab_size, dtype=config.model.precision, **overrides
+        settings.model, settings.vocab_size, dtype=settings.precision, dropout=settings.dropout
     )
     model = TeaForN(seq2seq, **dataclasses.asdict(config.teaforn))
     model.compile(optimizer=build_optimizer(config.training))

@@ -21,8 +21,8 @@ from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.config import BOOKKEEPING, RunConfig
 from tf_teaforn.data import cache, pipeline
-from tf_teaforn.data.tokenizer import train_sentencepiece
-from tf_teaforn.data.tokenizers import DESCRIPTION, has_tokenizer, save_tokenizer
+from tf_teaforn.data.tokenizer import VOCABULARY_FILE, train_sentencepiece
+from tf_teaforn.data.tokenizers import DESCRIPTION, has_tokenizer, load_tokenizer, save_tokenizer
 from tf_teaforn.errors import OutOfMemoryError, UserError
 from tf_teaforn.evaluation import evaluate_translator, read_examples
 from tf_teaforn.export import export
@@ -107,7 +107,7 @@ class Run:
                 self.model_dir.mkdir(parents=True, exist_ok=True)
                 save_tokenizer(pretrained.tokenizer, self.model_dir)
         self.workers.wait()
-        self.tokenizer = model_dirs.read_tokenizer(model_dir)
+        self.tokenizer = load_tokenizer(model_dir)
         for symbol in missing_symbols(task, self.tokenizer):
             _logger.warning("The vocabulary has no piece for %s, which this task uses.", symbol)
         keras.utils.set_random_seed(config.training.seed)
@@ -123,6 +123,9 @@ class Run:
         self.runner = StepRunner(strategy, self.model, skip_nonfinite=skip)
         self.replicas = strategy.num_replicas_in_sync
         self._command = list(command)
+        # One that goes on may yet be refused, and stays as it was then.
+        self._begins = not checkpoint.steps(model_dir)
+        self._write_settings(self._begins)
         self.writer = None
         self.state = {
             "best": None,
@@ -139,6 +142,13 @@ class Run:
         self._obsolete = []
         self._unwritten = []
         self._plan = None
+
+    def _write_settings(self, now):
+        """Writes them, if it is time to, and refuses workers that were started with others."""
+        if self.workers.chief and now:
+            model_dirs.write_config(self.model_dir, self.config, self._command)
+        self.workers.wait()
+        self._check_settings(of_all_workers=now and not self.workers.chief)
 
     def _check_settings(self, of_all_workers=False):
         if not (self.model_dir / model_dirs.CONFIG).exists():
@@ -178,7 +188,7 @@ class Run:
             return None
         pretrained = open_folder(folder)
         if has_tokenizer(self.model_dir):
-            kept = model_dirs.read_tokenizer(self.model_dir)
+            kept = load_tokenizer(self.model_dir)
             if kept.fingerprint != pretrained.tokenizer.fingerprint:
                 raise UserError(
                     f"--model_dir={self.model_dir} holds another vocabulary than "
@@ -226,27 +236,23 @@ class Run:
             )
 
     def _prepare_vocabulary(self, vocabulary):
-        path = self.model_dir / model_dirs.VOCABULARY
-        data = self.model_dir / model_dirs.VOCABULARY_DATA
+        path = self.model_dir / VOCABULARY_FILE
         if has_tokenizer(self.model_dir):
             if not model_dirs.has_other_vocabulary(self.model_dir, self.config, self.task):
                 return
             _logger.info("%s is of other data, or of another size: making another", path)
-            # Before what says what it is of.
-            path.unlink()
-        if checkpoint.steps(self.model_dir):
+        elif checkpoint.steps(self.model_dir):
             raise UserError(
                 f"{path} is missing, but there are checkpoints that were trained with it: restore "
                 "it, or take another --model_dir."
             )
         self.model_dir.mkdir(parents=True, exist_ok=True)
         if vocabulary:
-            data.unlink(missing_ok=True)
             write_whole(path, epath.Path(vocabulary).read_bytes())
         else:
-            write_whole(data, model_dirs.vocabulary_data(self.config, self.task))
             _logger.info("Training a vocabulary of %d subwords", self.config.model.vocab_size)
             build_vocabulary(self.task, self.config.model.vocab_size, path)
+            model_dirs.write_vocabulary_data(self.model_dir, self.config, self.task)
 
     def _cache(self, split, drop_long):
         # Token caches are memory-mapped, so they stay on the local disk.
@@ -270,15 +276,12 @@ class Run:
         """
         found = checkpoint.load_training(self.model_dir)
         if found is None:
-            # Of a run that was killed before its first checkpoint.
-            if self.workers.chief:
-                self._forget_later_records()
             return
         weights, optimizer, state = found
         trained_with = state.get("vocabulary", self.tokenizer.fingerprint)
         if trained_with != self.tokenizer.fingerprint:
             raise UserError(
-                f"{self.model_dir / model_dirs.VOCABULARY} is not the vocabulary that the "
+                f"{self.model_dir / VOCABULARY_FILE} is not the vocabulary that the "
                 f"checkpoints were trained with: its SHA-256 is {self.tokenizer.fingerprint}, "
                 f"theirs {trained_with}. Restore it, or take another --model_dir."
             )
@@ -297,7 +300,6 @@ class Run:
         self.state.update({**state, "replicas": self.replicas})
         self.runner.guard.restore(self.state["skipped_steps"])
         if self.workers.chief:
-            self._forget_later_records()
             _logger.info("Continuing from step %d", self.step)
 
     def _check_data(self, trained_on):
@@ -397,13 +399,10 @@ class Run:
             self.workers.wait()
         self.state["data"] = {"train": train_cache.digest, "validation": valid_cache.digest}
         self.restore()
-        # Not before: a run that may not go on stays as it was.
-        if self.workers.chief:
-            model_dirs.write_config(self.model_dir, self.config, self._command)
-        self.workers.wait()
-        # Whoever was started with other settings sees it here.
-        self._check_settings(of_all_workers=not self.workers.chief)
         self._check_workers()
+        self._write_settings(not self._begins)
+        if self.workers.chief:
+            self._forget_later_records()
         count = self.config.training.eval_examples or None
         examples = read_examples(self.task.source, "validation", count)
         valid_cache = valid_cache.first(count)
@@ -580,7 +579,7 @@ class Run:
     def _describe_batch(self, train_cache, step):
         if self._plan is None:
             self._plan = pipeline.training_plan(train_cache, **self._batch_settings())
-        _, batch = next(self._plan.steps(step - 1))
+        batch = next(self._plan.batches(step - 1))
         first = int(batch.indices[0])
         source = self.tokenizer.detokenize([train_cache.source(first)])[0].numpy().decode()
         indices = ", ".join(map(str, batch.indices[:8]))
@@ -592,7 +591,7 @@ class Run:
 
     def _check_finite(self, finite, name, step=None, batch=""):
         if not finite:
-            saved = ", ".join(map(str, checkpoint.steps(self.model_dir))) or "none"
+            saved = checkpoint.listing(self.model_dir)
             raise UserError(
                 f"Not a finite number at step {step or self.step}: {name}. {batch} Lower "
                 "--learning_rate or raise --warmup_steps, with another --model_dir; "
@@ -650,7 +649,7 @@ class Run:
                 self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
                 metrics = {}
                 if self.workers.chief:
-                    metrics = evaluate_translator(translator, self.task, *examples)[0].values
+                    metrics = evaluate_translator(translator, self.task, *examples).values
         except InterruptedWorkError:
             self.model.reset_metrics()
             return False

@@ -1,5 +1,6 @@
 """Documents read from files and TFDS, and their pairs, in one process and in several."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -220,12 +221,13 @@ def test_processes_end_with_the_one_that_started_them(number, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         workers = process.stdout.readline().split()
-        assert len(workers) == 2
-        process.send_signal(number)
         try:
+            process.send_signal(number)
             # The end of its output comes when no process has it open any more.
             process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
+            assert len(workers) == 2
+        finally:
+            process.kill()
             for worker in workers:
-                os.kill(int(worker), signal.SIGKILL)
-            raise
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(worker), signal.SIGKILL)

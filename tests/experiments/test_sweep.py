@@ -19,7 +19,6 @@ from tasks.text import text_task
 from tf_teaforn import checkpoint, metrics
 from tf_teaforn.cli.sweep import _terminable
 from tf_teaforn.config import RunConfig
-from tf_teaforn.data.tokenizer import train_sentencepiece
 from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
 from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
@@ -511,23 +510,38 @@ def test_other_files_of_the_same_names_are_refused(finished, options, task, tmp_
     assert (tmp_path / "results.json").read_text() == before
 
 
-def test_files_that_nothing_was_scored_on_may_be_mended(options, task, corpus, tmp_path):
-    """A first try with a damaged file leaves no results."""
-    test = tmp_path / "test.tsv"
-    test.write_text("no tab\n")
-    files = {**options.task_options, "test_files": str(test)}
-    mended = dataclasses.replace(options, task_options=files)
+def test_files_that_nothing_was_made_of_may_be_mended(finished, options, task, tmp_path):
+    files = {name: str(shutil.copy(path, tmp_path)) for name, path in options.task_options.items()}
+    mine = dataclasses.replace(options, task_options=files)
+    refused = "is of other files with these names"
 
-    def fail(name, flags, log, environment, usage):
-        raise CommandError(f"{test}:1: no tab")
+    def run(changed, options=mine):
+        with open(files[changed], "a") as file:
+            file.write("one\tun\n")
+        assert len(sweep.Sweep(EXPERIMENT, tmp_path, options, task, Absent()).run()) == 4
+        digests = read(tmp_path / "results.json")["experiments"]["tiny"]["files_sha256"]
+        content = (tmp_path / files[changed]).read_bytes()
+        assert digests[changed] == hashlib.sha256(content).hexdigest()
 
-    lines = (corpus / "train.tsv").read_text().splitlines()
-    train_sentencepiece(lines, 310, tmp_path / "vocab-text.model")
-    assert len(sweep.Sweep(EXPERIMENT, tmp_path, mended, task, fail).run()) == 4
-    test.write_text("one\tun\n")
-    assert len(sweep.Sweep(EXPERIMENT, tmp_path, mended, task, fail).run()) == 4
-    about = read(tmp_path / "results.json")["experiments"]["tiny"]
-    assert about["files_sha256"]["test_files"] == hashlib.sha256(b"one\tun\n").hexdigest()
+    vocabulary = shutil.copy(finished / "vocab-text.model", tmp_path)
+    for name in ("valid_files", "test_files", "valid_files"):
+        run(name)
+    run("train_files", dataclasses.replace(mine, vocabulary=vocabulary))
+    # The sweep's own vocabulary is of them.
+    with pytest.raises(UserError, match=f"--train_files=.* {refused}"):
+        run("train_files")
+    run("train_files", dataclasses.replace(mine, vocabulary=vocabulary))
+    # Trained, and not scored.
+    name = "text-transformer_tiny-n1-seed1"
+    shutil.copytree(
+        finished / "runs" / name / "checkpoints", tmp_path / "runs" / name / "checkpoints"
+    )
+    run("test_files")
+    for name in ("valid_files", "train_files"):
+        with pytest.raises(UserError, match=f"--{name}=.* {refused}"):
+            run(name, dataclasses.replace(mine, vocabulary=vocabulary))
+        with open(files[name], "rb+") as file:
+            file.truncate(os.path.getsize(files[name]) - len("one\tun\n"))
 
 
 def test_a_sweep_without_a_test_file_does_not_begin(options, tmp_path):
@@ -543,6 +557,7 @@ def test_a_run_that_was_trained_without_a_test_file(options):
     files = {name: path for name, path in options.task_options.items() if name != "test_files"}
     found = dataclasses.replace(expected, task_options=files)
     assert differences(found, expected, ("best",)) == []
+    assert differences(expected, found, ("best",)) == []
     other = dataclasses.replace(expected, task_options={**files, "test_files": "other.tsv"})
     (line,) = differences(other, expected, ("best",))
     assert line.startswith("--test_files: other.tsv there, test.tsv here")

@@ -10,8 +10,8 @@ from tests.documents import DOCUMENTS
 from tf_teaforn.data.documents import GapSource, PreparedSource
 from tf_teaforn.data.gaps import MASK, GapSettings
 from tf_teaforn.data.tokenizer import Tokenizer, train_sentencepiece
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.errors import UserError
-from tf_teaforn.model_dir import read_tokenizer
 from tf_teaforn.task import get_task
 from tf_teaforn.training import missing_symbols
 
@@ -97,7 +97,7 @@ def test_training(tmp_path, call_command):
     train = [record for record in records if record["kind"] == "train"]
     for stage in range(3):
         assert train[1][f"loss_{stage}"] < train[0][f"loss_{stage}"]
-    tokenizer = read_tokenizer(tmp_path / "model")
+    tokenizer = load_tokenizer(tmp_path / "model")
     ids = tokenizer.tokenize([f"One. {MASK} Two."])[0].numpy()
     mask = tokenizer.tokenize([MASK])[0].numpy()[-1]
     assert list(ids).count(mask) == 1

@@ -41,7 +41,7 @@ def test_chrf_picks_the_best_checkpoint_and_counts_for_patience(
     monkeypatch.setattr(
         training,
         "evaluate_translator",
-        lambda _, task, *__: (metrics.MetricResult({task.headline_metric: next(scores)}, {}), []),
+        lambda _, task, *__: metrics.MetricResult({task.headline_metric: next(scores)}, {}),
     )
     files = (f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid"))
     flags = ["--task=text", "--metric=chrf", *files, *small_model, *nano_model.FLAGS, "--n=1"]

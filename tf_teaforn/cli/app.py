@@ -111,21 +111,10 @@ def define_batch_size(values):
     flags.DEFINE_integer(
         "batch_size",
         settings_module.SENTENCES_AT_A_TIME,
-        "Sentences at a time: fewer take less memory, more may be faster. Default: "
-        f"{settings_module.SENTENCES_AT_A_TIME}.",
+        "Sentences at a time: fewer take less memory, more may be faster.",
+        lower_bound=1,
         flag_values=values,
     )
-
-
-def batch_size(values):
-    """The value of --batch_size.
-
-    Raises:
-        UserError: it is no number of sentences.
-    """
-    if values.batch_size < 1:
-        raise UserError(f"--batch_size={values.batch_size}: write 1 or more.")
-    return values.batch_size
 
 
 # Of writing alone: no space, a quota, a limit, a disk for reading.
@@ -397,6 +386,9 @@ def _check_schemes(name, value):
 def _value_error(values, message):
     """Says in the user's words what absl could not read."""
     name, value = re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL).groups()
+    least = getattr(values[name].parser, "lower_bound", None)
+    if least is not None and re.fullmatch("-?[0-9]+", value):
+        return f"--{name}={value}: write {least} or more."
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     choices = getattr(values[name].parser, "enum_values", None)
     expected = f"one of {', '.join(choices)}" if choices else kinds.get(values[name].flag_type())
@@ -426,9 +418,14 @@ def _task_defaults():
 def _help(values):
     entries = []
     for name in values.flag_values_dict():
+        text = values[name].help
+        # absl puts quotation marks around it.
+        default = (values[name].default_as_str or "").strip("'")
+        if default and "Default: " not in text:
+            text += f" Default: {default}."
         lines = (
             textwrap.fill(line, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
-            for line in values[name].help.splitlines()
+            for line in text.splitlines()
         )
         entries.append("\n".join([f"  --{name}", *lines]))
     return "\n".join(entries)

@@ -9,7 +9,6 @@ Writes <model_dir>/averages/average-<n>-<last step>/, whose name --checkpoint ta
 from absl import flags
 
 from tf_teaforn.cli import app
-from tf_teaforn.errors import UserError
 
 
 def define_flags(values):
@@ -19,6 +18,7 @@ def define_flags(values):
         "last",
         5,
         "Number of checkpoints. The paper: 5 (Transformer base), 20 (big).",
+        lower_bound=1,
         flag_values=values,
     )
 
@@ -28,8 +28,6 @@ def average(values):
     from tf_teaforn.checkpoint import write_average
 
     model_dir = app.required(values, "model_dir")
-    if values.last < 1:
-        raise UserError(f"--last={values.last}: write 1 or more.")
     written = write_average(model_dir, values.last)
     print(
         f"Wrote {written.folders[0]}, the mean of steps {', '.join(map(str, written.steps))}. "

@@ -32,7 +32,7 @@ def define_flags(values):
 
     string, number = flags.DEFINE_string, flags.DEFINE_float
     define(string, "input", "-", "Text file, a sentence a line, .gz or not; - is standard input.")
-    define(string, "output", "-", "Where to write; - is standard output.")
+    define(string, "output", "-", "Where to write, .gz or not; - is standard output.")
     define(
         flags.DEFINE_boolean,
         "scores",
@@ -125,7 +125,6 @@ def search_flags(values):
 def decode(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
-    batch_size = app.batch_size(values)
     to_file = values.output != "-"
     interactive = values.input == "-" and sys.stdin.isatty() and not to_file
     texts = None if interactive else read_lines(values.input)
@@ -138,7 +137,7 @@ def decode(values):
     from tf_teaforn.inference import load
 
     translator = load(model_dir, values.checkpoint, **search_flags(values))
-    translator.batch_size = batch_size
+    translator.batch_size = values.batch_size
     if interactive:
         _converse(translator, values.scores)
         return

@@ -66,7 +66,6 @@ def evaluate(values):
             "of them."
         )
     beam_sizes = whole_numbers(values, "beam_size")
-    batch_size = app.batch_size(values)
     task = app.trained_task(values)
 
     from tf_teaforn.evaluation import Request, evaluate
@@ -77,7 +76,7 @@ def evaluate(values):
         beam_sizes=beam_sizes,
         alpha=values.beam_alpha,
         outputs={name: values[name].value for name in OUTPUT_FLAGS if values[name].present},
-        batch_size=batch_size,
+        batch_size=values.batch_size,
         test_set=values.test_set,
         language_pair=values.language_pair,
         metrics=values.metrics,

@@ -27,7 +27,6 @@ def define_flags(values):
 def score(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
-    batch_size = app.batch_size(values)
     sources, targets = (read_lines(app.required(values, flag)) for flag in ("source", "target"))
     if len(sources) != len(targets):
         raise UserError(
@@ -38,7 +37,7 @@ def score(values):
     from tf_teaforn.inference import load
 
     translator = load(model_dir, values.checkpoint)
-    translator.batch_size = batch_size
+    translator.batch_size = values.batch_size
     scores, tokens = translator.score(sources, targets), translator.count_tokens(targets)
     warn_of_cuts(translator.cut_sources, len(sources), translator.max_source_length)
     warn_of_cuts(translator.cut_targets, len(sources), translator.max_target_length, "target")

@@ -60,6 +60,7 @@ def define_flags(values):
         "parallel",
         None,
         "How many runs at a time. Default: one a GPU, else one.",
+        lower_bound=1,
         flag_values=values,
     )
     flags.DEFINE_boolean("dry_run", False, "Only print the commands.", flag_values=values)
@@ -93,8 +94,6 @@ def sweep(values):
         parallel=values.parallel,
         command=sys.argv,
     )
-    if values.parallel is not None and values.parallel < 1:
-        raise UserError(f"--parallel={values.parallel}: write 1 or more.")
 
     @functools.cache
     def load(name):

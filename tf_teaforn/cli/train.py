@@ -144,11 +144,11 @@ def with_vocabulary(config, task, model_dir, values):
     Raises:
         UserError: no such file, not a vocabulary, or another one than asked for.
     """
-    from tf_teaforn.data.tokenizer import Tokenizer
-    from tf_teaforn.model_dir import CONFIG, VOCABULARY, has_other_vocabulary
+    from tf_teaforn.data.tokenizer import VOCABULARY_FILE, Tokenizer
+    from tf_teaforn.model_dir import CONFIG, has_other_vocabulary
 
     path, size_given = values.vocab, values["vocab_size"].present
-    kept = epath.Path(model_dir) / VOCABULARY
+    kept = epath.Path(model_dir) / VOCABULARY_FILE
     ready = Tokenizer.load(path) if path else None
     if kept.exists() and not has_other_vocabulary(model_dir, config, task):
         found = Tokenizer.load(kept)
@@ -182,13 +182,14 @@ def with_pretrained(config, model_dir, values):
         UserError: there is nothing to start from, or a flag says otherwise.
     """
     from tf_teaforn.data.tokenizer import Tokenizer
-    from tf_teaforn.model_dir import CONFIG, read_config, read_tokenizer
+    from tf_teaforn.data.tokenizers import load_tokenizer
+    from tf_teaforn.model_dir import CONFIG, read_config
     from tf_teaforn.pretrained.importers import open_folder
 
     folder = config.model.init_from
     earlier = read_config(model_dir).model if (epath.Path(model_dir) / CONFIG).exists() else None
     if earlier and earlier.init_from == folder:
-        name, tokenizer = earlier.model, read_tokenizer(model_dir)
+        name, tokenizer = earlier.model, load_tokenizer(model_dir)
     else:
         pretrained = open_folder(folder)
         name, tokenizer = pretrained.model, pretrained.tokenizer

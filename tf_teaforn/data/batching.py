@@ -182,17 +182,14 @@ class Plan:
     batches_per_epoch: int
     shape: tuple[int, int, int] | None
 
-    def steps(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Endless (step, batch), epoch after epoch, from `start_step` on.
+    def batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Endless, epoch after epoch, from that of `start_step` on, which counts from 0.
 
-        Steps count from 0. Starting late costs no more than starting at 0.
+        Starting late costs no more than starting at 0.
         """
         first_epoch, skipped = divmod(start_step, self.batches_per_epoch)
-        step = start_step
         for epoch in itertools.count(first_epoch):
-            for batch in self.epoch(epoch)[skipped:]:
-                yield step, batch
-                step += 1
+            yield from self.epoch(epoch)[skipped:]
             skipped = 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text
 
-from tf_teaforn.data.tokenizer import SubwordTokenizer, ids_with_special_first
+from tf_teaforn.data.tokenizer import SubwordTokenizer, check_ids_fit, ids_with_special_first
 from tf_teaforn.errors import UserError
 
 VOCABULARY_FILE = "vocab.json"
@@ -80,11 +80,7 @@ class BytePairTokenizer(SubwordTokenizer):
             ) from None
         self.end = end
         vocabulary_size = vocabulary_size or end
-        if vocabulary_size < end:
-            raise UserError(
-                f"{VOCABULARY_FILE} has ids up to {end - 1}, the model has {vocabulary_size} "
-                "tokens: they do not belong together."
-            )
+        check_ids_fit(VOCABULARY_FILE, end, vocabulary_size)
         super().__init__(files, {"vocabulary_size": vocabulary_size}, vocabulary_size)
         # Everything below is in our ids.
         self.order = ids_with_special_first(vocabulary_size, pad, eos)

@@ -8,6 +8,7 @@ from tf_teaforn.data.tokenizer import (
     EOS_ID,
     NEWLINE_PIECE,
     SubwordTokenizer,
+    check_ids_fit,
     load_sentencepiece,
     sentencepiece_operations,
 )
@@ -56,11 +57,7 @@ class PegasusTokenizer(SubwordTokenizer):
             )
         self.end = processor.get_piece_size() + shift
         vocabulary_size = vocabulary_size or self.end
-        if vocabulary_size < self.end:
-            raise UserError(
-                f"{SENTENCEPIECE_FILE} has ids up to {self.end - 1}, the model has "
-                f"{vocabulary_size} tokens: they do not belong together."
-            )
+        check_ids_fit(SENTENCEPIECE_FILE, self.end, vocabulary_size)
         settings = {"shift": shift, "vocabulary_size": vocabulary_size}
         super().__init__(files, settings, vocabulary_size)
         self._shift = shift

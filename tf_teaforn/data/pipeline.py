@@ -60,7 +60,7 @@ def training_dataset(
     shape = plan.shape and (plan.shape[0] // shard[1], *plan.shape[1:])
     return _dataset(
         cache,
-        lambda: (batch.shard(*shard) for _, batch in plan.steps(start_step)),
+        lambda: (batch.shard(*shard) for batch in plan.batches(start_step)),
         start_id,
         packed=mode == "pack",
         shape=shape,

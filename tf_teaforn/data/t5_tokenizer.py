@@ -9,6 +9,7 @@ from tf_teaforn.data.tokenizer import (
     PAD_ID,
     UNK_ID,
     SubwordTokenizer,
+    check_ids_fit,
     join_pieces,
     load_sentencepiece,
     sentencepiece_operations,
@@ -47,11 +48,7 @@ class T5Tokenizer(SubwordTokenizer):
                 f"{', '.join(map(str, special_ids))} instead of 0, 1, 2."
             )
         self.end = processor.get_piece_size()
-        if vocabulary_size < self.end:
-            raise UserError(
-                f"{SENTENCEPIECE_FILE} has ids up to {self.end - 1}, the model has "
-                f"{vocabulary_size} tokens: they do not belong together."
-            )
+        check_ids_fit(SENTENCEPIECE_FILE, self.end, vocabulary_size)
         super().__init__(files, {"vocabulary_size": vocabulary_size}, vocabulary_size)
         self._unknown_text = processor.decode([UNK_ID])
         self._sentencepiece = sentencepiece_operations(model_bytes)

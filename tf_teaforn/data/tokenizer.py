@@ -34,6 +34,15 @@ _MOST_SUBWORDS = 2**24
 _logger = logging.getLogger(__name__)
 
 
+def check_ids_fit(file: str, end: int, vocabulary_size: int) -> None:
+    """Raises `UserError` where a model has fewer tokens than its vocabulary, which has `end`."""
+    if vocabulary_size < end:
+        raise UserError(
+            f"{file} has ids up to {end - 1}, the model has {vocabulary_size} tokens: they do not "
+            "belong together."
+        )
+
+
 def train_sentencepiece(
     sentences: Iterable[str],
     vocabulary_size: int,

@@ -38,8 +38,8 @@ def differences(found: RunConfig, expected: RunConfig, checkpoints: Sequence[str
     ignored |= {"clone_init"} if found.teaforn.shared and expected.teaforn.shared else set()
     ignored |= _OF_SPEED if checkpoints else set()
     ignored |= {"model", "vocab_size"} if expected.model.init_from else set()
-    # Of a run that was trained without it, nothing has been scored on it.
-    ignored |= set() if mine.get("test_files") else {"test_files"}
+    # No weight depends on it, and an evaluation's command has what was scored.
+    ignored |= set() if mine.get("test_files") and theirs.get("test_files") else {"test_files"}
     if all(_steps(found, spec) == _steps(expected, spec) for spec in checkpoints):
         ignored.add("eval_every")
 

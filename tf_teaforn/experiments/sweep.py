@@ -34,6 +34,7 @@ from tf_teaforn import checkpoint
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.command_line import (
+    FILES,
     file_digests,
     file_names,
     flag,
@@ -384,9 +385,10 @@ class Sweep:
         """Raises `UserError` for a --vocab_size that the vocabulary does not have."""
         path, wanted = self._vocabulary(task), self.options.settings.get("vocab_size")
         if wanted not in (None, _vocabulary_size(path)):
+            other = "" if self.options.vocabulary else ", or take another --output_dir"
             raise UserError(
                 f"--vocab_size={wanted}, but {path} has {_vocabulary_size(path)} subwords. Leave "
-                "it out, or take another --output_dir."
+                f"--vocab_size out{other}."
             )
 
     def _checked_vocabularies(self, model):
@@ -419,12 +421,10 @@ class Sweep:
         """
         names = file_names(self.options.task_options)
         found = file_digests(self.options.task_options)
-        runs = self.records.runs()
-        arms = {run["arm"] for run in runs.values()}
         for experiment, about in self.records.experiments.items():
-            if not any(map(has_result, runs_of(about, arms, runs).values())):
-                continue
             for name, digest in found.items():
+                if name in self._not_used_yet(about):
+                    continue
                 known = about.get("files_sha256", {}).get(name, digest)
                 if about.get("files", {}).get(name) == names[name] and known != digest:
                     raise UserError(
@@ -433,6 +433,17 @@ class Sweep:
                         "--output_dir."
                     )
         return found
+
+    def _not_used_yet(self, about):
+        """Flags of the files that no run of an experiment has learned from or was scored on."""
+        recorded = self.records.runs()
+        runs = runs_of(about, {run["arm"] for run in recorded.values()}, recorded)
+        if any(map(has_result, runs.values())):
+            return ()
+        if any(checkpoint.steps(self.output_dir / "runs" / name) for name in runs):
+            return ("test_files",)
+        # A vocabulary of the sweep's own is of the training files.
+        return FILES if self.options.vocabulary else ("valid_files", "test_files")
 
     def _measured(self, about):
         """Runs of the experiment, as its entry has it, that there are results of."""

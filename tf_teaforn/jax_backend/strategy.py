@@ -334,7 +334,9 @@ class Workers:
 
 
 def guarded(step, skip):
-    """`step`, a `train_step`, that returns whether all new weights are finite, and the new state.
+    """`step`, a `train_step`, that returns whether all it has changed is finite, and the new state.
+
+    That is weights and optimizer: of a gradient whose square overflows the weights do not tell.
 
     Args:
         skip: whether the state stays as it was where they are not.
@@ -342,8 +344,8 @@ def guarded(step, skip):
 
     def run(state, batch):
         _, new_state = step(state, batch)
-        weights = jax.tree.leaves(new_state[0])
-        finite = jax.numpy.stack([jax.numpy.isfinite(value).all() for value in weights]).all()
+        changed = jax.tree.leaves((new_state[0], new_state[2]))
+        finite = jax.numpy.stack([jax.numpy.isfinite(value).all() for value in changed]).all()
         if skip:
             new_state = jax.tree.map(
                 lambda new, old: jax.numpy.where(finite, new, old), new_state, state

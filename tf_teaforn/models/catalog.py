@@ -79,8 +79,8 @@ def build_model(name, vocabulary_size, **overrides):
         vocabulary_size: V, with id 0 for padding and start, 1 for end of sentence. None: the
             preset's.
         **overrides: settings that differ from the named model's: num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout, norm and the other arguments of
-            `TransformerEncoder`, or those of `RnnEncoder`; dtype, a Keras policy such as
+            intermediate_dim, num_heads, norm and the other arguments of `TransformerEncoder`, or
+            those of `RnnEncoder`; dropout, see `with_dropout`; dtype, a Keras policy such as
             "mixed_bfloat16". For a preset dropout and dtype alone.
 
     Raises:
@@ -94,7 +94,7 @@ def build_model(name, vocabulary_size, **overrides):
             f"{presets.PREFIX}<preset>, a BART or T5 of KerasHub."
         )
     encoder, decoder, settings = _MODELS[name]
-    settings = with_dropout(settings, overrides.get("dropout"))
+    settings = with_dropout(settings, overrides.pop("dropout", None))
     try:
         return _model(encoder, decoder, vocabulary_size, **{**settings, **overrides})
     except (TypeError, ValueError) as error:

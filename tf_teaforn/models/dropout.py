@@ -1,4 +1,4 @@
-"""Random numbers from seeds of 32 bits."""
+"""Dropout from seeds of 32 bits, at the same rate in every precision."""
 
 import keras
 from keras import ops

@@ -348,21 +348,18 @@ class TransformerDecoder(_Stack, Decoder):
     # A growing state keeps full segments apart, [B, H, L K, C], so that a step copies the newest
     # one alone.
 
-    def _empty_state(self, prepared, num_hypotheses, length):
+    def initial_state(self, prepared, num_hypotheses, max_length):
         keys = prepared["memory"][0][0]
         batch, heads, _, head_dim = ops.shape(keys)
-        cache = ops.zeros((batch, heads, length, num_hypotheses, head_dim), dtype=keys.dtype)
+        cache = ops.zeros((batch, heads, max_length, num_hypotheses, head_dim), dtype=keys.dtype)
         return {
             "newest": [(cache, cache) for _ in self.blocks],
-            "slots": ops.zeros((batch, num_hypotheses, length), "int32"),
+            "slots": ops.zeros((batch, num_hypotheses, max_length), "int32"),
         }
-
-    def initial_state(self, prepared, num_hypotheses, max_length):
-        return self._empty_state(prepared, num_hypotheses, max_length)
 
     def growing_state(self, prepared, num_hypotheses):
         none = ops.shape(prepared["memory"][0][0])[2] * 0
-        state = self._empty_state(prepared, num_hypotheses, none)
+        state = self.initial_state(prepared, num_hypotheses, none)
         return {**state, "full": self._flat(state)}
 
     def grow_state(self, state, steps):

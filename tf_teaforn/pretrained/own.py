@@ -2,6 +2,7 @@
 
 from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
+from tf_teaforn.data.tokenizers import load_tokenizer
 from tf_teaforn.pretrained.importer import Pretrained
 from tf_teaforn.pretrained.tensors import settings_if_any
 
@@ -21,7 +22,7 @@ class OwnRun(Pretrained):
         self._folder = folder
         self._config = model_dirs.read_config(folder)
         self.model = self._config.model.model
-        self.tokenizer = model_dirs.read_tokenizer(folder)
+        self.tokenizer = load_tokenizer(folder)
         checkpoint.resolve(folder, self._spec)
 
     def build(self, dtype=None, dropout=None):
