@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tasks  # noqa: F401
 import tf_teaforn
 from tests import nano_model
 from tests.checkpoints import tensors

@@ -7,6 +7,7 @@ import types
 import pytest
 from etils import epath
 
+import tasks  # noqa: F401
 from tests import nano_model
 from tf_teaforn import checkpoint, training
 from tf_teaforn.config import RunConfig
