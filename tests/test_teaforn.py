@@ -15,6 +15,8 @@ from tests.gradients import gradients_of, loss_and_gradients
 from tests.numpy_transformer import NumpyTransformer
 from tf_teaforn import TeaForN, accumulation, testing
 from tf_teaforn.errors import UserError
+from tf_teaforn.models.catalog import build_model
+from tf_teaforn.models.hub import build_bart, build_t5
 from tf_teaforn.models.seq2seq import Seq2Seq
 from tf_teaforn.models.transformer import FeedForward, TransformerDecoder
 
@@ -544,6 +546,32 @@ def test_recomputed_gradients_are_the_same(settings):
             assert runs[remat][1] == 2 * calls
     if keras.backend.backend() == "tensorflow":
         assert np.max(np.abs(expected[0][0] - expected[1][0])) > 0.1, "no dropout"
+
+
+_HUB = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2, "dropout": 0.3}
+
+
+@pytest.mark.parametrize("decoder", ["bart", "t5", "rnn"])
+def test_other_decoders_recomputed(decoder):
+    batch = testing.padded_batch(PAIRS)
+    runs = {}
+    for remat in ("none", "stage"):
+        keras.utils.set_random_seed(0)
+        if decoder == "rnn":
+            settings = {name: _HUB[name] for name in ("num_layers", "hidden_dim", "dropout")}
+            seq2seq = build_model("rnn_base", VOCABULARY_SIZE, **settings)
+        else:
+            own = {"max_positions": 16} if decoder == "bart" else {"head_dim": 4}
+            build = build_bart if decoder == "bart" else build_t5
+            seq2seq = build(VOCABULARY_SIZE, *[{**_HUB, **own}] * 2)
+        model = testing.randomize(TeaForN(seq2seq, n=2, remat=remat))
+        runs[remat] = [loss_and_gradients(model, *batch) for _ in range(2)]
+    for (losses, gradients), (same_losses, same) in zip(runs["stage"], runs["none"], strict=True):
+        np.testing.assert_allclose(losses, same_losses, rtol=1e-6)
+        assert gradients.keys() == same.keys()
+        for path, gradient in gradients.items():
+            scale = max(float(np.max(np.abs(same[path]))), 1.0)
+            np.testing.assert_allclose(gradient, same[path], atol=1e-6 * scale, err_msg=path)
 
 
 # A row at a time, and two; four rows of at most five tokens make a batch.
