@@ -27,9 +27,10 @@ sacreBLEU's filtered set.
 What the paper leaves open follows Tensor2Tensor's `transformer_base_v3`: Adam, linear warm-up over
 8,000 steps, then the inverse square root of the step, at most 256 tokens a side, 25k tokens of the
 longer side a batch, padding included (Vaswani et al. 2017 have some 25k source tokens and as many
-of the target), one vocabulary of 32k for both languages. It differs in two points: β2 of Adam is
-OpenNMT-tf's .998 (v3: .997), and dropout is that of Vaswani et al. alone (v3: .1 inside attention
-and feed-forward too).
+of the target), one vocabulary of 32k for both languages. It differs in these points: β2 of Adam is
+OpenNMT-tf's .998 (v3: .997); dropout is that of Vaswani et al. alone (v3: .1 inside attention and
+feed-forward too); sinusoids have the divisor D/2 (v3: D/2 - 1); ε of the layer norms is 1e-5 (v3:
+1e-6); label smoothing spreads over all classes (v3: over all but the right one).
 """
 
 from tf_teaforn.data.sources import TfdsSource

@@ -157,7 +157,7 @@ def run_on_jax(folder):
     """What the process without TensorFlow does."""
     import keras
 
-    from tests.gradients import check_frequent_rows
+    from tests.gradients import check_discounts_that_change, check_frequent_rows
     from tf_teaforn.jax_backend.strategy import Strategy
 
     assert keras.backend.backend() == "jax"
@@ -182,6 +182,7 @@ def run_on_jax(folder):
     assert compilations(steps=3) == [True, False, False]
     check_scores(loaded.seq2seq)
     check_frequent_rows()
+    check_discounts_that_change()
     check_split(Strategy(1, 2))
     assert sys.modules["tensorflow"] is None
     del sys.modules["tensorflow"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.gradients import gradients_of, loss_and_gradients
+from tests.gradients import check_discounts_that_change, gradients_of, loss_and_gradients
 from tests.numpy_transformer import NumpyTransformer
 from tf_teaforn import TeaForN, accumulation, testing
 from tf_teaforn.errors import UserError
@@ -498,6 +498,10 @@ def test_word_drop_is_for_training():
 def batch_sums_in_training(model):
     batch = keras.tree.map_structure(ops.convert_to_tensor, (INPUTS, TARGETS, WEIGHTS))
     return float(model.loss_sums(*batch, training=True).stages[0])
+
+
+def test_discounts_that_change():
+    check_discounts_that_change()
 
 
 def test_every_stage_draws_its_own_dropout():

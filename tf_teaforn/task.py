@@ -33,7 +33,8 @@ class Task:
         defaults: flag name -> value, where the task differs from the global default. A flag on the
             command line wins.
         from_files: for tasks with options of their own, such as a user's files: makes the task
-            from them; its arguments are their flags' names, each with a default.
+            from them; its arguments are their flags' names, among those of `cli/app.py`, each with
+            a default.
         symbols: pieces that a vocabulary trained for the task has for themselves.
         truncate: whether training cuts what is longer than the maximum lengths, as summaries are
             learnt from the beginning of a document, rather than leaving the example out.

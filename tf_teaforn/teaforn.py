@@ -31,6 +31,8 @@ _FIXED = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "label
 class LossSums(NamedTuple):
     """Sums over one batch (of one replica); whoever knows the replicas divides.
 
+    What is added to them is added to `TeaForN.no_sums` too, which parts of a batch start from.
+
     Attributes:
         total: float32 scalar, Σ λ^s times stage s's loss: what training lowers, and the only one
             with a gradient.
@@ -50,7 +52,8 @@ class TeaForN(TrainStep, keras.Model):
     """Trains a `Seq2Seq` with N decoders; n = 1 or discount = 0 is teacher forcing.
 
     Its settings stay as they are: another λ is another `TeaForN` around the same `Seq2Seq`. The
-    loss is its own too; a subclass changes it in `loss_sums`, and `add_loss` does not count.
+    loss is its own too; a subclass changes it in `loss_sums`, or its weights in `stage_discounts`,
+    and `add_loss` does not count.
 
     Decoder-s reads x_s^(t) = pos(t + s) + (E[y^(t-1)] for s = 0, o_{s-1}^(t) for s > 0) and
     predicts y^(t+s). Gradients flow through the whole stack. The logs are the weighted mean loss
@@ -283,6 +286,13 @@ class TeaForN(TrainStep, keras.Model):
         """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t."""
         return [self.seq2seq.logits(hidden) for hidden in self.hidden_states(inputs, training)]
 
+    def stage_discounts(self):
+        """What each stage's loss counts: N floats, or float32 scalars that the step computes.
+
+        A subclass may let them change in training, by `self.optimizer.iterations` for instance.
+        """
+        return objective.discounts(self.n, self.discount)
+
     def loss_sums(self, inputs, targets, weights, training=False):
         """`LossSums` of one batch.
 
@@ -298,7 +308,7 @@ class TeaForN(TrainStep, keras.Model):
         targets, stage_weights = objective.all_stage_targets(
             targets, weights, self.n, inputs.get("decoder_segment_ids")
         )
-        discounts = ops.convert_to_tensor(objective.discounts(self.n, self.discount), "float32")
+        discounts = ops.convert_to_tensor(self.stage_discounts(), "float32")
         coefficients = stage_weights * discounts[:, None]
         # All stages are rows of one loop: one body to compile, whatever N.
         total, losses, correct = objective.cross_entropy(

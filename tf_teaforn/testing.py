@@ -31,8 +31,10 @@ def tiny_model(seed=0, vocabulary_size=TINY_VOCABULARY_SIZE, **overrides):
 def randomize(model, seed=0):
     """Gives every weight a random value, biases and norms too; returns the model or layer.
 
-    Row 0 of an embedding table stays zero.
+    A layer that has none yet is built. Row 0 of an embedding table stays zero.
     """
+    if not model.built:
+        model.build(None)
     random = np.random.default_rng(seed)
     for weight in model.weights:
         noise = random.normal(size=weight.shape)

@@ -432,7 +432,8 @@ class GeneratedSource:
     Attributes:
         function: split -> (source, target) strings, the same and in the same order every time; a
             named function, whose name is part of the fingerprint.
-        version: changes whenever what `function` yields does.
+        version: changes whenever what `function` yields does; files that it reads are not looked
+            at.
     """
 
     function: Callable[[str], Iterable[tuple[str, str]]]

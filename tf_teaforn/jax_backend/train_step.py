@@ -39,15 +39,21 @@ class TrainStep:
         def loss_function(trainable, non_trainable, part):
             sums, values = self._stateless(
                 lambda: self.loss_sums(*part, training=True),
-                self.trainable_variables + self.non_trainable_variables,
-                [*trainable, *non_trainable],
+                # The optimizer's for a subclass whose loss depends on the step.
+                [
+                    *self.trainable_variables,
+                    *self.non_trainable_variables,
+                    *self.optimizer.variables,
+                ],
+                [*trainable, *non_trainable, *optimizer],
             )
             loss, _ = self._stateless(
                 lambda: self.optimizer.scale_loss(sums.total / tokens),
                 self.optimizer.variables,
                 optimizer,
             )
-            return loss, (sums, values[len(trainable) :])
+            first = len(trainable)
+            return loss, (sums, values[first : first + len(non_trainable)])
 
         def step(part, non_trainable):
             differentiate = jax.grad(loss_function, has_aux=True)

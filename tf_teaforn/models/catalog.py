@@ -59,7 +59,7 @@ _TRANSFORMERS = {
 _RNNS = {
     "rnn_base": {"num_layers": 2, "hidden_dim": 512, "cell": "lstm", "dropout": 0.2},
 }
-# Name -> encoder, decoder, settings of both.
+# Name -> encoder, decoder, settings that both classes take.
 _MODELS = {
     **{name: (TransformerEncoder, TransformerDecoder, s) for name, s in _TRANSFORMERS.items()},
     **{name: (RnnEncoder, RnnDecoder, s) for name, s in _RNNS.items()},

@@ -24,6 +24,8 @@ class Decoder(keras.layers.Layer):
     Attributes:
         max_positions: how many positions there are vectors for; None: any number.
         supports_packing: whether `prepare` takes segment ids.
+        remat_layers: of classes that have it, whether training computes the layers again in the
+            backward pass, one after the other (`--remat=layer`); set by TeaForN.
     """
 
     max_positions = None
