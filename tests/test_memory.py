@@ -194,10 +194,13 @@ def test_every_replica_has_a_row():
         (8, 8, "batch:4,model:2"),
         (8, 4, "batch:2,model:4"),
         (2, 1, None),
+        (2, 4, "model:2"),
     ],
 )
 def test_a_mesh_is_for_the_devices_that_there_are(devices, replicas, expected, monkeypatch):
-    monkeypatch.setattr("keras.distribution.list_devices", lambda: ["gpu"] * devices)
+    monkeypatch.setattr(
+        "keras.distribution.list_devices", lambda: ["tpu_system:0"] + ["tpu:0"] * devices
+    )
     config = RunConfig(task="text")
     line = advice(config, 7, "OOM", MEMORY._replace(limit=2000 * MB), replicas)
     if expected is None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_teaforn import TeaForN, testing
 from tf_teaforn.errors import UserError
 from tf_teaforn.tf_backend.step_runner import StepRunner
-from tf_teaforn.tf_backend.strategy import make_strategy
+from tf_teaforn.tf_backend.strategy import make_strategy, peak_memory
 from tf_teaforn.tf_backend.train_step import TrainStep
 
 ONE = tf.distribute.get_strategy()
@@ -241,3 +241,30 @@ def test_batches_of_one_shape_take_several_steps_on_a_tpu(on_tpu):
     on_tpu.train(iterator, first_step=3)
     assert_trained_on(on_tpu, [LONG] * 3)
     assert on_tpu._train_loop().experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_peak_memory_is_that_of_this_worker(index, monkeypatch):
+    """With collective operations each worker lists the GPUs of all."""
+    place = "/job:worker/replica:0/task:{}/device:GPU:0"
+    held = {place.format(0): 5, place.format(1): 7}
+    devices = [types.SimpleNamespace(name=name) for name in held]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: devices)
+
+    def info(name):
+        if name != place.format(index):
+            raise ValueError(f"No matching devices found for '{name}'")
+        return {"peak": held[name]}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
+    monkeypatch.setenv("TF_CONFIG", cluster(index=index))
+    assert peak_memory() == {"peak_device_bytes": [5, 7][index]}
+    # One that does not tell.
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda _: info("none"))
+    assert peak_memory() == {}
+    monkeypatch.delenv("TF_CONFIG")
+    devices[:] = [types.SimpleNamespace(name=f"/device:GPU:{i}") for i in range(2)]
+    monkeypatch.setattr(
+        tf.config.experimental, "get_memory_info", lambda name: {"peak": int(name[-1]) + 1}
+    )
+    assert peak_memory() == {"peak_device_bytes": 2}

@@ -79,7 +79,10 @@ def advice(config: RunConfig, step: int, reason: str, memory: StepMemory, replic
         memory: at the config's batch, sentences of the maximum lengths.
         replicas: that share a batch.
     """
-    devices = len(keras.distribution.list_devices())
+    names = keras.distribution.list_devices()
+    # Beside the cores of a TPU there is its system.
+    accelerators = [name for name in names if name.startswith(("gpu:", "tpu:"))]
+    devices = len(accelerators or names)
     *_, activations, limit = memory
     fixed = memory.weights + memory.optimizer + memory.gradients
     if found := shortage(reason):
@@ -138,7 +141,7 @@ def advice(config: RunConfig, step: int, reason: str, memory: StepMemory, replic
 
 def _mesh(devices, replicas):
     """Splits the model into twice as many parts; "" where there are no devices for them."""
-    parts = 2 * devices // replicas
+    parts = max(2 * devices // replicas, 2)
     if devices % parts:
         return ""
     batch = f"batch:{devices // parts}," if devices > parts else ""

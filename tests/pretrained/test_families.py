@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 import tensorflow as tf
 from keras import ops
+from keras_hub.src.utils.keras_utils import gelu_approximate
 
 from tests.testdata.lines import plain_lines, text_lines
 from tf_teaforn import testing
@@ -24,8 +25,10 @@ from tf_teaforn.data.tokenizers import load_tokenizer, save_tokenizer
 from tf_teaforn.decoding import SearchConfig, search
 from tf_teaforn.errors import UserError
 from tf_teaforn.inference import Translator
+from tf_teaforn.models import presets
 from tf_teaforn.models.architecture import architecture_json, build_architecture
 from tf_teaforn.models.catalog import build_model
+from tf_teaforn.models.hub import gelu_new
 from tf_teaforn.models.position import position_signal
 from tf_teaforn.pretrained.hub import HubPreset
 from tf_teaforn.pretrained.importers import open_folder
@@ -606,6 +609,57 @@ def t5_preset(folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("presets") / "t5"
     model.save_to_preset(str(folder))
     return model, f"keras_nlp:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("t5", "spiece.model"), ("marian", "source.spm"), ("marian", "target.spm")]
+)
+def test_a_vocabulary_that_git_has_not_fetched(name, file, changed):
+    folder = changed(name)
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    with pytest.raises(UserError, match=f"{file}: not a SentencePiece model, or a pointer of git"):
+        open_folder(folder).tokenizer.targets.tokenize(["a"])
+
+
+@families
+def test_missing_weights_are_told_of_at_once(name, changed):
+    folder = changed(name)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="model.safetensors is missing. Weights are read from"):
+        open_folder(folder)
+
+
+def test_a_prefix_space_is_refused(changed):
+    folder = changed("bart")
+    (folder / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    with pytest.raises(UserError, match="add_prefix_space is not supported"):
+        open_folder(folder)
+
+
+@keras.saving.register_keras_serializable("test_families")
+def _squared(x):
+    return x * x
+
+
+def test_flan_t5_of_keras_hub(caplog):
+    """Its presets name a function, which a model directory may not hold."""
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
+    for tied in (False, True):
+        backbone = keras_nlp.models.T5Backbone(
+            vocabulary_size=40,
+            **sizes,
+            activation=gelu_approximate,
+            tie_embedding_weights=tied,
+        )
+        model = presets.seq2seq_of(backbone, None, 0.0)
+        again = build_architecture(architecture_json(model), "x")
+        assert again.decoder.settings["activation"] == "gelu_new"
+        assert ("Hugging Face's" in caplog.text) == tied
+    x = np.linspace(-3, 3, 7, dtype="float32")
+    np.testing.assert_array_equal(gelu_new(x), gelu_approximate(x))
+    backbone = keras_nlp.models.T5Backbone(40, **sizes, activation=_squared)
+    with pytest.raises(UserError, match="its activation .* is not supported"):
+        presets.seq2seq_of(backbone, None, 0.0)
 
 
 def test_t5_of_keras_hub(t5_preset):

@@ -107,7 +107,7 @@ def test_from_a_model_of_ours(trained):
     assert pretrained.model == "transformer_tiny"
     built = weights_of(pretrained.build(dtype="mixed_bfloat16", dropout=0.3))
     assert all(np.array_equal(value, weights[name]) for name, value in built.items())
-    with pytest.raises(UserError, match="--checkpoint=31"):
+    with pytest.raises(UserError, match="has no checkpoint 31; steps saved: 15, 30, 45. Write .*@"):
         open_folder(f"{trained.model_dir}@31")
 
 

@@ -54,8 +54,9 @@ class MarianTokenizer(SubwordTokenizer):
         super().__init__(files, {"target": True} if target else {}, vocabulary_size)
         self.order = ids_with_special_first(vocabulary_size, pad, eos)
         ours = np.argsort(self.order)
-        model_bytes = files[TARGET_FILE if target else SOURCE_FILE]
-        load_sentencepiece(model_bytes)
+        name = TARGET_FILE if target else SOURCE_FILE
+        model_bytes = files[name]
+        load_sentencepiece(model_bytes, name)
         self._sentencepiece = sentencepiece_operations(model_bytes, out_type=tf.string)
         self._ids = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(

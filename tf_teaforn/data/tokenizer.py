@@ -229,8 +229,14 @@ def sentencepiece_operations(
     return operations
 
 
-def load_sentencepiece(model_bytes: bytes) -> sentencepiece.SentencePieceProcessor:
+def load_sentencepiece(
+    model_bytes: bytes, name: str | None = None
+) -> sentencepiece.SentencePieceProcessor:
     """The sentencepiece library's own tokenizer.
+
+    Args:
+      model_bytes: content of a `.model` file.
+      name: the file's, for messages, where a family has several.
 
     Raises:
       UserError: `model_bytes` is no SentencePiece model.
@@ -241,8 +247,11 @@ def load_sentencepiece(model_bytes: bytes) -> sentencepiece.SentencePieceProcess
             raise RuntimeError("no bytes")
         processor.LoadFromSerializedProto(model_bytes)
     except RuntimeError:
+        pointer = model_bytes.startswith(b"version https://git-lfs")
+        found = "a pointer of git-lfs, not the file: git lfs pull" if pointer else "a truncated one"
         raise UserError(
-            f"not a SentencePiece model, or a truncated one ({len(model_bytes)} bytes)."
+            f"{f'{name}: ' if name else ''}not a SentencePiece model, or {found} "
+            f"({len(model_bytes)} bytes)."
         ) from None
     return processor
 

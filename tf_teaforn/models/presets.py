@@ -1,5 +1,7 @@
 """KerasHub's presets of BART and T5 as `Seq2Seq`."""
 
+import logging
+
 import keras_nlp
 import numpy as np
 
@@ -7,6 +9,8 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.hub import build_bart, build_t5
 
 PREFIX = "keras_nlp:"
+
+_logger = logging.getLogger(__name__)
 
 
 def from_preset(kind, name):
@@ -80,11 +84,16 @@ def _t5(backbone, dtype, dropout):
         backbone,
         dropout,
         head_dim=backbone.key_value_dim or backbone.hidden_dim // backbone.num_heads,
-        activation=backbone.get_config()["activation"],
+        activation=_activation(backbone),
         gated=backbone.use_gated_activation,
         norm_epsilon=backbone.layer_norm_epsilon,
     )
     tied = backbone.tie_embedding_weights
+    if tied and backbone.use_gated_activation:
+        _logger.warning(
+            "Warning: this preset takes its embedding for its softmax weights, as KerasHub does. "
+            "T5 1.1 has weights of their own: --init_from reads them from Hugging Face's folder."
+        )
     seq2seq = build_t5(backbone.vocabulary_size, sizes, sizes, dtype=dtype, tied=tied, divided=tied)
     seq2seq.embedding.set_weights(backbone.token_embedding.get_weights())
     for part in ("encoder", "decoder"):
@@ -93,6 +102,16 @@ def _t5(backbone, dtype, dropout):
         stack.final_norm.set_weights(norm.get_weights())
         _copy_layers(stack, getattr(backbone, f"{part}_transformer_layers"))
     return seq2seq
+
+
+def _activation(backbone):
+    """Its name; KerasHub's presets of Flan-T5 have a function, which no file of ours may hold."""
+    activation = backbone.get_config()["activation"]
+    if isinstance(activation, str):
+        return activation
+    if backbone.activation.__name__ != "gelu_approximate":
+        raise UserError(f"{backbone.name}: its activation {activation} is not supported.")
+    return "gelu_new"
 
 
 def _copy_layers(stack, layers):

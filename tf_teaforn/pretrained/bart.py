@@ -16,7 +16,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.models.hub import build_bart
 from tf_teaforn.pretrained.bart_layout import BartLayout, assign_all, check_ids
 from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
-from tf_teaforn.pretrained.tensors import Source, read_settings
+from tf_teaforn.pretrained.tensors import Source, read_settings, settings_if_any
 from tf_teaforn.pretrained.transformer import hugging_face_source
 
 # The table of positions has two rows in front that no position has.
@@ -38,6 +38,8 @@ class Bart(BartLayout):
                 raise UserError(f"{self._origin}: activation_function must be 'gelu'.")
             kept = {name: sizes[name] for name in _SIZES}
             self._parts[part] = {**kept, "max_positions": positions}
+        if settings_if_any(folder, "tokenizer_config.json").get("add_prefix_space"):
+            raise UserError(f"{folder}: a tokenizer with add_prefix_space is not supported.")
         self.tokenizer = BytePairTokenizer(_vocabulary(folder), self._settings.get("vocab_size"))
         refuse_added_tokens(folder, self.tokenizer.end)
         self.order = self.tokenizer.order

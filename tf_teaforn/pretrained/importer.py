@@ -3,7 +3,7 @@
 import re
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.pretrained.tensors import model_type, read_settings, settings_if_any
+from tf_teaforn.pretrained.tensors import model_type, read_settings, settings_if_any, weight_files
 
 # What our tokenizers drop, wherever it is.
 _WITHOUT_TEXT = re.compile(r"<extra_id_\d+>|<mask>")
@@ -83,6 +83,8 @@ class HuggingFaceFolder(Pretrained):
         self._folder = folder
         self._origin = folder / "config.json"
         self._settings = read_settings(folder)
+        # Before data are read and a model directory is begun.
+        weight_files(folder)
         # Older folders have them among the model's.
         generation = settings_if_any(folder, "generation_config.json") or self._settings
         found = [f"{n}={generation[n]}" for n in _GENERATION if generation.get(n) is not None]

@@ -8,7 +8,7 @@ from tf_teaforn.data.marian_tokenizer import (
 )
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout, check_ids
-from tf_teaforn.pretrained.importer import read_files
+from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
 
 # What our layers compute.
 _FIXED = {
@@ -32,10 +32,13 @@ class Marian(BartLayout):
         for name, value in _FIXED.items():
             if settings.get(name, value) != value:
                 raise UserError(f"{self._origin}: {name} {settings[name]} is not supported.")
-        self.tokenizer = MarianTokenizer(
-            read_files(folder, SOURCE_FILE, TARGET_FILE, VOCABULARY_FILE)
-        )
+        files = read_files(folder, SOURCE_FILE, TARGET_FILE, VOCABULARY_FILE)
+        try:
+            self.tokenizer = MarianTokenizer(files)
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
         self.order = self.tokenizer.order
+        refuse_added_tokens(folder, len(self.order))
         pad, eos = self.order[:2]
         expected = {
             "vocab_size": len(self.order),

@@ -3,6 +3,7 @@
 from tf_teaforn import checkpoint
 from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.data.tokenizers import load_tokenizer
+from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.importer import Pretrained
 from tf_teaforn.pretrained.tensors import settings_if_any
 
@@ -23,7 +24,13 @@ class OwnRun(Pretrained):
         self._config = model_dirs.read_config(folder)
         self.model = self._config.model.model
         self.tokenizer = load_tokenizer(folder)
-        checkpoint.resolve(folder, self._spec)
+        try:
+            checkpoint.resolve(folder, self._spec)
+        except UserError:
+            raise UserError(
+                f"--init_from: {folder} has no checkpoint {self._spec}; steps saved: "
+                f"{checkpoint.listing(folder)}. Write {folder}@<step>, or {folder}@latest."
+            ) from None
 
     def build(self, dtype=None, dropout=None):
         config = self._config if dropout is None else self._config.replace({"dropout": dropout})

@@ -68,7 +68,11 @@ class T5(HuggingFaceFolder):
             raise UserError(f"{origin} has no {error.args[0]}.") from None
         layers = settings.get("num_decoder_layers") or sizes["num_layers"]
         self._parts = {"encoder": sizes, "decoder": {**sizes, "num_layers": layers}}
-        self.tokenizer = T5Tokenizer(read_files(folder, SENTENCEPIECE_FILE), vocabulary_size)
+        files = read_files(folder, SENTENCEPIECE_FILE)
+        try:
+            self.tokenizer = T5Tokenizer(files, vocabulary_size)
+        except UserError as error:
+            raise UserError(f"{folder / SENTENCEPIECE_FILE}: {error}") from None
         refuse_added_tokens(folder, self.tokenizer.end)
 
     def build(self, dtype=None, dropout=None):

@@ -197,11 +197,11 @@ def model_type(folder):
     return settings_if_any(folder, "config.json").get("model_type")
 
 
-def open_safetensors(folder):
-    """`TensorFile` of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
+def weight_files(folder):
+    """Paths of what `open_safetensors` reads.
 
     Raises:
-        UserError: there is neither, or a file is damaged.
+        UserError: one is missing.
     """
     folder = epath.Path(folder)
     index = folder / "model.safetensors.index.json"
@@ -209,14 +209,24 @@ def open_safetensors(folder):
     # As in transformers, the one file comes first: an index may be left from earlier shards.
     if not (folder / names[0]).exists() and index.exists():
         names = sorted({*read_settings(folder, index.name).get("weight_map", {}).values()})
-    places = {}
-    for name in names:
-        path = folder / epath.Path(name).name
+    paths = [folder / epath.Path(name).name for name in names]
+    for path in paths:
         if not path.exists():
             raise UserError(
                 f"{path} is missing. Weights are read from safetensors: save_pretrained of "
-                "transformers writes them."
+                "transformers writes them (docs/pretrained.md has the command)."
             )
+    return paths
+
+
+def open_safetensors(folder):
+    """`TensorFile` of `model.safetensors`, or of the shards in `model.safetensors.index.json`.
+
+    Raises:
+        UserError: there is neither, or a file is damaged.
+    """
+    places = {}
+    for path in weight_files(folder):
         places.update(_read_header(path))
 
     def read(name):

@@ -1,5 +1,6 @@
 """Distribution strategies, by the names that --strategy has."""
 
+import contextlib
 import json
 import os
 
@@ -59,11 +60,23 @@ def make_strategy(name="auto", tpu="local"):
 
 def peak_memory():
     """{"peak_device_bytes": the most that any local GPU held}; {} where there is none."""
-    peaks = [
-        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"]
-        for index, _ in enumerate(tf.config.list_logical_devices("GPU"))
-    ]
+    peaks = []
+    for device in tf.config.list_logical_devices("GPU"):
+        # One that tells nothing must not end the run.
+        with contextlib.suppress(ValueError, tf.errors.OpError):
+            if _is_local(device):
+                peaks.append(tf.config.experimental.get_memory_info(device.name)["peak"])
     return {"peak_device_bytes": max(peaks)} if peaks else {}
+
+
+def _is_local(device):
+    """Of several workers each lists the devices of all."""
+    place = tf.DeviceSpec.from_string(device.name)
+    task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {})
+    return place.job in (None, "localhost") or (place.job, place.task) == (
+        task.get("type"),
+        task.get("index"),
+    )
 
 
 def device_memory():
