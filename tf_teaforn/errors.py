@@ -1,7 +1,11 @@
 """What goes wrong: exceptions that commands turn into one line and an exit code, bad steps."""
 
+import contextlib
 import difflib
+import gzip
 import re
+import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -88,3 +92,12 @@ class NonfiniteSteps(NamedTuple):
     count: int
     first: int | None
     what: str
+
+
+@contextlib.contextmanager
+def whole_gzip(path: object) -> Iterator[None]:
+    """Inside, what a damaged gzip file makes Python stumble over is a `UserError`."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: not a whole gzip file: {error}.") from error

@@ -10,7 +10,6 @@ import functools
 import gzip
 import itertools
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -18,7 +17,7 @@ from absl import logging
 from etils import epath
 
 from tf_teaforn.data.fingerprint import function_fingerprint
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import UserError, whole_gzip
 from tf_teaforn.paths import is_remote
 
 if TYPE_CHECKING:
@@ -284,10 +283,8 @@ class TextSource:
 def read_file(path: str) -> Iterator[bytes]:
     """Lines of a file as `lines_of` has them; one whose name ends in .gz is unpacked."""
     try:
-        with epath.Path(path).open("rb") as raw:
+        with whole_gzip(path), epath.Path(path).open("rb") as raw:
             yield from lines_of(gzip.open(raw) if path.endswith(".gz") else raw)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: not a whole gzip file: {error}.") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from error
 

@@ -5,13 +5,12 @@ import hashlib
 import os
 import re
 import shlex
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
-from tf_teaforn.errors import UserError
+from tf_teaforn.errors import whole_gzip
 from tf_teaforn.paths import is_remote
 
 FILES = ("train_files", "valid_files", "test_files")
@@ -57,11 +56,8 @@ def file_digests(task_options: Mapping[str, str]) -> dict[str, str]:
             digest = hashlib.sha256()
             for path in paths:
                 unpacked = gzip.open if path.suffix == ".gz" else open
-                try:
-                    with unpacked(path, "rb") as file:
-                        while block := file.read(1 << 20):
-                            digest.update(block)
-                except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                    raise UserError(f"{path}: not a whole gzip file: {error}.") from error
+                with whole_gzip(path), unpacked(path, "rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
             digests[name] = digest.hexdigest()
     return digests

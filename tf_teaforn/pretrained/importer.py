@@ -1,5 +1,6 @@
 """What an importer is, for `--init_from`."""
 
+import contextlib
 import re
 
 from tf_teaforn.errors import UserError
@@ -93,6 +94,15 @@ class HuggingFaceFolder(Pretrained):
                 f"Its own settings of generation are not taken over: {', '.join(found)}. See the "
                 "search flags of bin/evaluate, bin/decode and bin/export.",
             )
+
+
+@contextlib.contextmanager
+def naming(place):
+    """Inside, a `UserError` begins with the file or folder that it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
 
 
 def refuse_added_tokens(folder, end):

@@ -8,7 +8,7 @@ from tf_teaforn.data.marian_tokenizer import (
 )
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout, check_ids
-from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
+from tf_teaforn.pretrained.importer import naming, read_files, refuse_added_tokens
 
 # What our layers compute.
 _FIXED = {
@@ -33,10 +33,8 @@ class Marian(BartLayout):
             if settings.get(name, value) != value:
                 raise UserError(f"{self._origin}: {name} {settings[name]} is not supported.")
         files = read_files(folder, SOURCE_FILE, TARGET_FILE, VOCABULARY_FILE)
-        try:
+        with naming(folder):
             self.tokenizer = MarianTokenizer(files)
-        except UserError as error:
-            raise UserError(f"{folder}: {error}") from None
         self.order = self.tokenizer.order
         refuse_added_tokens(folder, len(self.order))
         pad, eos = self.order[:2]

@@ -3,7 +3,7 @@
 from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, SHIFT, PegasusTokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.pretrained.bart_layout import BartLayout
-from tf_teaforn.pretrained.importer import read_files, refuse_added_tokens
+from tf_teaforn.pretrained.importer import naming, read_files, refuse_added_tokens
 from tf_teaforn.pretrained.tensors import settings_if_any
 
 _IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -26,8 +26,6 @@ class Pegasus(BartLayout):
         size = self._settings.get("vocab_size")
         if not isinstance(size, int):
             raise UserError(f"{self._origin} has no vocab_size.")
-        try:
+        with naming(folder / SENTENCEPIECE_FILE):
             self.tokenizer = PegasusTokenizer(files, shift, size)
-        except UserError as error:
-            raise UserError(f"{folder / SENTENCEPIECE_FILE}: {error}") from None
         refuse_added_tokens(folder, self.tokenizer.end)

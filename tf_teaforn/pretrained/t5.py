@@ -4,7 +4,12 @@ from tf_teaforn.data.t5_tokenizer import SENTENCEPIECE_FILE, T5Tokenizer
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.models.hub import build_t5
-from tf_teaforn.pretrained.importer import HuggingFaceFolder, read_files, refuse_added_tokens
+from tf_teaforn.pretrained.importer import (
+    HuggingFaceFolder,
+    naming,
+    read_files,
+    refuse_added_tokens,
+)
 from tf_teaforn.pretrained.tensors import Source, assign, check_sizes, open_safetensors, with_tied
 
 _EMBEDDING = "shared.weight"
@@ -69,10 +74,8 @@ class T5(HuggingFaceFolder):
         layers = settings.get("num_decoder_layers") or sizes["num_layers"]
         self._parts = {"encoder": sizes, "decoder": {**sizes, "num_layers": layers}}
         files = read_files(folder, SENTENCEPIECE_FILE)
-        try:
+        with naming(folder / SENTENCEPIECE_FILE):
             self.tokenizer = T5Tokenizer(files, vocabulary_size)
-        except UserError as error:
-            raise UserError(f"{folder / SENTENCEPIECE_FILE}: {error}") from None
         refuse_added_tokens(folder, self.tokenizer.end)
 
     def build(self, dtype=None, dropout=None):
