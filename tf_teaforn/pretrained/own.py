@@ -26,6 +26,8 @@ class OwnRun(Pretrained):
         self.tokenizer = load_tokenizer(folder)
         try:
             checkpoint.resolve(folder, self._spec)
+        except checkpoint.DamagedCheckpointError:
+            raise
         except UserError:
             raise UserError(
                 f"--init_from: {folder} has no checkpoint {self._spec}; steps saved: "
