@@ -283,6 +283,21 @@ def test_a_validation_that_a_signal_ends_is_made_up_for(nano, tmp_path, monkeypa
     assert all(checkpoint.is_best(tmp_path / name, 3) for name in ("parts", "whole"))
 
 
+def test_where_a_run_was_stopped_may_become_its_last_step(nano, tmp_path, monkeypatch):
+    save = checkpoint.save
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(*args, **kwargs)
+
+    flags = ("--eval_every=9", "--checkpoint_every=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", interrupted)
+        assert nano(tmp_path, *flags, "--train_steps=9") == 143
+    assert nano(tmp_path, *flags, "--train_steps=2") == 0
+    assert checkpoint.steps(tmp_path) == [1, 2] and checkpoint.is_best(tmp_path, 2)
+
+
 def test_the_vocabulary_that_is_given_is_taken(nano, tmp_path):
     given = tmp_path / "given.model"
     train_sentencepiece(["jag ser katten", "du har huset"] * 9, 275, given)

@@ -133,7 +133,7 @@ class Run:
             "best_metrics": {},
             "best_loss": None,
             "without_gain": 0,
-            "validated": True,
+            "validated_step": 0,
             "skipped_steps": 0,
             "replicas": self.replicas,
             "vocabulary": self.tokenizer.fingerprint,
@@ -465,7 +465,7 @@ class Run:
             total=training.train_steps, initial=self.step, unit="step", disable=disable
         ) as bar:
             while self._unfinished():
-                if self.state["validated"]:
+                if not self._validation_is_due():
                     self._advance(batches)
                     bar.update(self.step - bar.n)
                     if compiling:
@@ -474,7 +474,7 @@ class Run:
                         self._check_steps(train_cache)
                         window = _Window(self.step, self._tokens_seen())
                     # A window of averages ends where validation takes over the metrics.
-                    if self.step % training.log_every == 0 or not self.state["validated"]:
+                    if self.step % training.log_every == 0 or self._validation_is_due():
                         self._check_steps(train_cache)
                         self._log(bar, window)
                         window = _Window(self.step)
@@ -483,7 +483,7 @@ class Run:
                     self._check_steps(train_cache)
                 with window.paused():
                     stopping = self.workers.sum(interruption.requested) > 0
-                    if not (stopping or self.state["validated"]):
+                    if self._validation_is_due() and not stopping:
                         stopping = not self._validate(
                             valid_cache, translator, examples, interruption
                         )
@@ -501,7 +501,14 @@ class Run:
 
     def _unfinished(self):
         more = self.step < self.config.training.train_steps and not self._out_of_patience()
-        return more or not self.state["validated"]
+        return more or self._validation_is_due()
+
+    def _validation_is_due(self):
+        training = self.config.training
+        last = self.step == training.train_steps
+        return self.state["validated_step"] != self.step and (
+            last or self.step % training.eval_every == 0
+        )
 
     def _advance(self, batches):
         """One execution: as many steps as were asked for, or up to the next report."""
@@ -513,8 +520,6 @@ class Run:
         with self._advice(self.step + 1):
             self.runner.train(batches, self.step + 1, steps)
         self.step += steps
-        last = self.step == training.train_steps
-        self.state["validated"] = not (self.step % training.eval_every == 0 or last)
 
     @contextlib.contextmanager
     def _advice(self, step):
@@ -661,7 +666,7 @@ class Run:
         known = self.state["best_loss"] is not None
         equal = known and score == self.state["best"] and loss < self.state["best_loss"]
         better = gain or equal
-        self.state["validated"] = True
+        self.state["validated_step"] = self.step
         self.state["without_gain"] = 0 if gain else self.state["without_gain"] + 1
         if better:
             self.state.update(best=score, best_step=self.step, best_metrics=dict(metrics))
@@ -722,7 +727,7 @@ class Run:
             except ValueError:
                 # Torn, by a kill, a full disk or a power cut.
                 continue
-            again = record["step"] == self.step and not self.state["validated"]
+            again = record["step"] == self.step and self._validation_is_due()
             if record["step"] <= self.step and not (again and record["kind"] == "validation"):
                 kept.append(f"{line}\n")
         write_whole(path, "".join(kept))

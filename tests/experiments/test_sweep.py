@@ -788,8 +788,8 @@ def test_a_run_whose_last_validation_was_interrupted_is_finished(finished, optio
     name = "text-transformer_tiny-n1-seed2"
     model_dir = folder / "runs" / name
     weights, optimizer, state = checkpoint.load_training(model_dir)
-    assert state["validated"] and state["step"] == 6
-    state["validated"] = False
+    assert state["validated_step"] == state["step"] == 6
+    state["validated_step"] = 0
     checkpoint.save(model_dir, 6, weights, optimizer, state, keep=10)
     launch = Absent()
     assert sweep.Sweep(EXPERIMENT, folder, options, task, launch).run() == [name]

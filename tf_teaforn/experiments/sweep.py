@@ -498,9 +498,8 @@ class Sweep:
                 "or take another --output_dir."
             )
         state = checkpoint.latest_state(model_dir)
-        if state is None or not state.get("validated", True):
-            return False
-        if state["step"] != expected.training.train_steps:
+        last = expected.training.train_steps
+        if state is None or not last == state["step"] == state.get("validated_step"):
             return False
         # Training may have been killed before it published its best checkpoint.
         best = state.get("best_step")
