@@ -184,6 +184,7 @@ def run_on_jax(folder):
     check_frequent_rows()
     check_discounts_that_change()
     check_split(Strategy(1, 2))
+    check_chunks(Strategy(2, 1))
     assert sys.modules["tensorflow"] is None
     del sys.modules["tensorflow"]
     check_datasets()
@@ -269,6 +270,22 @@ def check_split(strategy):
             assert axes[f"{name}_projector/kernel"] == (None, "model")
         assert axes["output_projector/kernel"] == ("model", None)
         assert axes["embedding/reverse_embeddings"][axis] == "model"
+
+
+def check_chunks(strategy):
+    """A device computes as many logits at a time as if it were alone."""
+    import jax
+
+    from tf_teaforn.jax_backend.strategy import distributed
+    from tf_teaforn.objective import _CHUNK_LOGITS, _number_of_chunks
+
+    def chunks(rows):
+        return _number_of_chunks(rows, _CHUNK_LOGITS // 64)
+
+    traced = []
+    step = distributed(lambda rows, _: traced.append(chunks(rows)), strategy.distribution)
+    jax.jit(step, static_argnums=0)(512, 0)
+    assert (chunks(256), traced, chunks(512)) == (4, [4], 8)
 
 
 def compilations(steps):

@@ -9,7 +9,7 @@ import math
 import keras
 from keras import ops
 
-# Logits that exist at a time.
+# Logits that exist at a time on a device.
 _CHUNK_LOGITS = 2**26
 
 
@@ -163,15 +163,19 @@ def larger(a, b):
 def one_by_one(count, body, carry):
     """`keras.ops.fori_loop` from 0, of which only one iteration takes memory at a time.
 
-    TensorFlow's executor begins up to ten iterations as soon as their inputs are known. Compilers
-    run one after the other anyway.
+    TensorFlow's executor begins up to ten iterations as soon as their inputs are known. JAX runs
+    one after the other anyway, and what makes them wait would keep XLA from adding up over devices
+    once, after the loop, what each iteration adds to a sum.
 
     Args:
         count: number of iterations, int or scalar tensor.
         body: takes an index, int32, and what the last iteration returned; returns the same.
         carry: nested structure of tensors, the first iteration's.
     """
-    return ops.fori_loop(0, count, lambda k, carry: body(_after(carry, k), carry), carry)
+    waits = keras.backend.backend() == "tensorflow"
+    return ops.fori_loop(
+        0, count, lambda k, carry: body(_after(carry, k) if waits else k, carry), carry
+    )
 
 
 def _after(tensors, index):
@@ -187,7 +191,16 @@ def _after(tensors, index):
 def _number_of_chunks(rows, vocabulary_size):
     # A power of two, which divides most batches evenly.
     chunk = 2 ** int(math.log2(max(_CHUNK_LOGITS / vocabulary_size, 1)))
-    return larger(-(-rows // chunk), 1)
+    return larger(-(-rows // (chunk * _devices_of_a_batch())), 1)
+
+
+def _devices_of_a_batch():
+    """Over how many devices Keras splits the rows; a replica of TensorFlow's sees its own only."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return 1
+    mesh = distribution.device_mesh
+    return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 
 
 def chunked(x, num_chunks):

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import types
@@ -58,6 +59,37 @@ def check(*flags, backend="tensorflow"):
         text=True,
         env={**os.environ, "KERAS_BACKEND": backend},
     )
+
+
+def print_exchanging_loops():
+    """Prints in which computations 4 chips add up the gradient of a loss by the softmax weights.
+
+    Called in a process of JAX's.
+    """
+    import jax
+
+    from tf_teaforn import objective
+    from tf_teaforn.jax_backend.tpu import Topology
+
+    tpu_check._prepare_environment()
+    # In 16 chunks.
+    objective._CHUNK_LOGITS = 2**16
+    mesh = jax.sharding.Mesh(Topology("v5e:2x2").devices, "batch")
+
+    def array(dtype, *shape, axes=("batch",)):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    loss = jax.grad(lambda *args: objective.cross_entropy(*args)[0], argnums=1)
+    rows, table = array("bfloat16", 2048, 128), array("float32", 512, 128, axes=())
+    targets, coefficients = array("int32", 2048), array("float32", 2048)
+    program = jax.jit(loss).lower(rows, table, targets, coefficients).compile().as_text()
+    computation = None
+    for line in program.splitlines():
+        if line.endswith(" {"):
+            computation = line.split(" (")[0]
+        if re.search(r"= f32\[512,128\]\S* all-reduce(-start)?\(", line):
+            print(computation)
 
 
 def test_the_compiler_is_named_when_missing(call_command, capsys, monkeypatch):
@@ -226,6 +258,20 @@ class TestCompiler:
         # Of all four together; each holds the whole model.
         assert measured["flops"] == pytest.approx(training_flops(**SHAPE), rel=0.02)
         assert measured["arguments"] == pytest.approx(state_bytes(), rel=0.1)
+
+    def test_sums_over_chips_are_taken_once(self):
+        """Not for every chunk of the logits, of which large batches have dozens."""
+        call = f"import {__name__} as tests; tests.print_exchanging_loops()"
+        done = subprocess.run(
+            [sys.executable, "-c", call],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "KERAS_BACKEND": "jax"},
+        )
+        assert done.returncode == 0, done.stderr
+        (computation,) = done.stdout.splitlines()
+        assert computation.startswith("ENTRY ")
 
     def test_parts_are_those_of_a_device(self):
         """Each of 4 devices computes 5 rows, 2 at a time: as 6 rows, the last one empty."""

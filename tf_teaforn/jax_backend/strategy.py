@@ -180,10 +180,13 @@ class StepRunner:
             layout = strategy.distribution.get_variable_layout(variable).backend_layout
             variable.assign(jax.device_put(variable.value, layout))
         shardings = jax.tree.map(lambda x: x.sharding, _values(training_variables(model)))
-        self._train_step = compiled_step(guarded(model.train_step, skip_nonfinite), shardings)
+        distribution = strategy.distribution
+        train_step = guarded(model.train_step, skip_nonfinite)
+        self._train_step = compiled_step(distributed(train_step, distribution), shardings)
         # Keeps its arguments and returns metrics alone: validation may be left at any moment.
         self._test_step = jax.jit(
-            lambda state, batch: model.test_step(state, batch)[1][-1], out_shardings=shardings[-1]
+            distributed(lambda state, batch: model.test_step(state, batch)[1][-1], distribution),
+            out_shardings=shardings[-1],
         )
         self.guard = NonfiniteGuard()
 
@@ -351,6 +354,20 @@ def guarded(step, skip):
                 lambda new, old: jax.numpy.where(finite, new, old), new_state, state
             )
         return finite, new_state
+
+    return run
+
+
+def distributed(step, distribution):
+    """`step`, which knows the distribution while it is traced: over how many devices batches are.
+
+    Args:
+        distribution: a `keras.distribution.Distribution`.
+    """
+
+    def run(state, batch):
+        with distribution.scope():
+            return step(state, batch)
 
     return run
 

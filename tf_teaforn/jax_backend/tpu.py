@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 import jax
+import keras
 import numpy as np
 from jax.experimental import topologies
 from jax.extend import mlir as extended_mlir
@@ -13,7 +14,12 @@ from jaxlib.mlir import ir
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.hlo import seeds
-from tf_teaforn.jax_backend.strategy import compiled_step, guarded, training_variables
+from tf_teaforn.jax_backend.strategy import (
+    compiled_step,
+    distributed,
+    guarded,
+    training_variables,
+)
 from tf_teaforn.out_of_memory import shortage
 
 # GB of memory that a program sees as one device, and chips of the smallest machine: Google Cloud's
@@ -92,7 +98,10 @@ class Topology:
 
         state = jax.tree.map(placed(), training_variables(model))
         shardings = jax.tree.map(lambda x: x.sharding, state)
-        step = compiled_step(guarded(model.train_step, skip_nonfinite), shardings)
+        names = [f"tpu:{index}" for index in range(len(self.devices))]
+        distribution = keras.distribution.DataParallel(devices=names, auto_shard_dataset=False)
+        step = guarded(model.train_step, skip_nonfinite)
+        step = compiled_step(distributed(step, distribution), shardings)
         lowered = step.lower(state, jax.tree.map(placed("batch"), batch))
         return Program(lowered.as_text("hlo"), lambda: lowered.compile().memory_analysis())
 
