@@ -245,25 +245,28 @@ def test_other_data_need_another_vocabulary(tmp_path):
 
 # Step 3 has its turn anyway, or is saved because of the signal only: then the next save removes it.
 @pytest.mark.parametrize(("every", "kept"), [(3, [2, 3, 4]), (5, [2, 4])])
-def test_a_signal_during_the_save_after_a_validation(nano, tmp_path, monkeypatch, every, kept):
-    save = checkpoint.save
+def test_a_signal_after_a_validation(nano, tmp_path, monkeypatch, every, kept):
+    update_state = checkpoint.update_state
 
-    def interrupted(model_dir, step, *args, **kwargs):
+    def interrupted(model_dir, step, state):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return save(model_dir, step, *args, **kwargs)
+        update_state(model_dir, step, state)
 
     flags = ("--train_steps=4", "--eval_every=2", f"--checkpoint_every={every}")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", interrupted)
+        patch.setattr(checkpoint, "update_state", interrupted)
         assert nano(tmp_path, *flags) == 143
     assert checkpoint.steps(tmp_path) == [2, 3] and checkpoint.is_best(tmp_path, 2)
     assert nano(tmp_path, *flags) == 0
     assert checkpoint.steps(tmp_path) == kept
 
 
-def test_a_validation_that_a_signal_ends_is_made_up_for(nano, tmp_path, monkeypatch):
+def test_a_validation_that_does_not_end_is_made_up_for(nano, tmp_path, monkeypatch):
     went_on = []
+
+    def failed(*_):
+        raise MemoryError
 
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -272,6 +275,9 @@ def test_a_validation_that_a_signal_ends_is_made_up_for(nano, tmp_path, monkeypa
 
     flags = ("--train_steps=3", "--eval_every=2")
     with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate_translator", failed)
+        assert nano(tmp_path / "parts", *flags) == 2
+        assert checkpoint.steps(tmp_path / "parts") == [2]
         patch.setattr(training, "evaluate_translator", interrupted)
         assert nano(tmp_path / "parts", *flags) == 143
     assert not went_on and checkpoint.steps(tmp_path / "parts") == [2]

@@ -27,7 +27,7 @@ import safetensors.numpy
 from etils import epath
 
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import flush, is_remote, move_folder
+from tf_teaforn.paths import flush, is_remote, move_folder, write_whole
 
 _FORMAT = 1
 _MODEL = "model.safetensors"
@@ -107,6 +107,19 @@ def save(
         oldest = kept[: max(0, len(kept) + 1 - keep)]
         discard(model_dir, {*others} - {*kept} | {*oldest})
     return folder
+
+
+def update_state(model_dir: epath.PathLike, step: int, state: Mapping[str, Any]) -> None:
+    """Writes another state into the checkpoint of `step`; weights and optimizer stay as they are.
+
+    Raises:
+        UserError: there is no such checkpoint, its state is damaged, or it cannot be written and is
+            as it was.
+    """
+    (folder,) = resolve(model_dir, str(step)).folders
+    record = _read_record(folder)
+    with _write_errors(folder):
+        write_whole(folder / _STATE, _sealed({**record, "state": _plain(dict(state))}))
 
 
 def discard(model_dir: epath.PathLike, unwanted: Iterable[int]) -> None:
@@ -486,12 +499,22 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True).encode()
 
 
+def _plain(value: Any) -> Any:
+    """What JSON makes of it (string keys, lists), which is what will be read and checked."""
+    return json.loads(json.dumps(value))
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    """Content of state.json: the record and its SHA-256."""
+    digest = hashlib.sha256(_canonical(record)).hexdigest()
+    return json.dumps({**record, "sha256": digest}, indent=1).encode()
+
+
 def _write_folder(
     folder: epath.Path, files: Iterable[tuple[str, bytes]], details: Mapping[str, Any]
 ) -> None:
     """Writes `files` and a state.json with `details` aside, then puts them in place of `folder`."""
-    # What JSON makes of the details (string keys, lists) is what will be read and checked.
-    record = json.loads(json.dumps({**details, "format": _FORMAT, "files": {}}))
+    record = _plain({**details, "format": _FORMAT, "files": {}})
     temporary = _sibling(folder, _TEMPORARY)
     try:
         _remove(temporary)
@@ -499,8 +522,7 @@ def _write_folder(
         for name, data in files:
             _write_file(temporary / name, data)
             record["files"][name] = hashlib.sha256(data).hexdigest()
-        record["sha256"] = hashlib.sha256(_canonical(record)).hexdigest()
-        _write_file(temporary / _STATE, json.dumps(record, indent=1).encode())
+        _write_file(temporary / _STATE, _sealed(record))
         flush(temporary)
         _put_in_place(temporary, folder)
     except OSError:

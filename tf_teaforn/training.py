@@ -138,7 +138,7 @@ class Run:
             "replicas": self.replicas,
             "vocabulary": self.tokenizer.fingerprint,
         }
-        self.step = 0
+        self.step = self._saved_step = 0
         self._obsolete = []
         self._unwritten = []
         self._plan = None
@@ -288,7 +288,7 @@ class Run:
         self._check_data(state.get("data", {}))
         checkpoint.assign(model_dirs.named_weights(self.model), weights)
         checkpoint.assign(self._training_variables(), optimizer)
-        self.step = state.pop("step")
+        self.step = self._saved_step = state.pop("step")
         state.pop("interrupted", None)
         self._obsolete = checkpoint.interrupted(self.model_dir)
         if state.get("replicas", self.replicas) != self.replicas:
@@ -347,8 +347,9 @@ class Run:
         """Writes a checkpoint of the current step.
 
         Args:
-            interrupted: whether it is one that only a signal has caused. It is deleted after the
-                next one, so that what `average:<n>` finds does not depend on signals.
+            interrupted: whether it has no turn of its own: caused by a signal, or not validated
+                yet. It is deleted after the next one unless a validation makes it one that counts,
+                so that what `average:<n>` finds does not depend on signals.
 
         Raises:
             UserError: a weight is not finite; nothing is written.
@@ -364,11 +365,15 @@ class Run:
                 self.step,
                 weights,
                 training,
-                {**self.state, "settings": self._settings(), "interrupted": interrupted},
+                self._checkpoint_state(interrupted),
                 keep=self.config.training.keep + interrupted,
                 delete=self._obsolete,
             )
             self._obsolete = [self.step] if interrupted else []
+        self._saved_step = self.step
+
+    def _checkpoint_state(self, interrupted):
+        return {**self.state, "settings": self._settings(), "interrupted": interrupted}
 
     def _settings(self):
         """Digest of all that makes checkpoints ones of the same run, to be averaged."""
@@ -483,15 +488,17 @@ class Run:
                     self._check_steps(train_cache)
                 with window.paused():
                     stopping = self.workers.sum(interruption.requested) > 0
-                    if self._validation_is_due() and not stopping:
+                    has_turn = self.step % training.checkpoint_every == 0
+                    due = self._validation_is_due()
+                    if (stopping or has_turn or due) and self.step != self._saved_step:
+                        self._check_steps(train_cache)
+                        # Before validation: whatever happens there, no step is lost.
+                        self.save(interrupted=not has_turn)
+                    if due and not stopping:
                         stopping = not self._validate(
                             valid_cache, translator, examples, interruption
                         )
-                    elif not stopping and self.step % training.checkpoint_every == 0:
-                        self.save()
                     if stopping:
-                        self._check_steps(train_cache)
-                        self.save(interrupted=self.step % training.checkpoint_every != 0)
                         self.workers.wait()
                         raise interruption.stopped(self.step)
         if self._out_of_patience() and self.workers.chief:
@@ -638,7 +645,7 @@ class Run:
         self._record("train", logs)
 
     def _validate(self, valid_cache, translator, examples, interruption):
-        """Scores the model, saves it and publishes the best; whether nothing interrupted it."""
+        """Scores the saved model and publishes the best; whether nothing interrupted it."""
         try:
             with self._advice(self.step), interruption.immediate(not self.workers.several):
                 logs = self.runner.test(
@@ -651,7 +658,10 @@ class Run:
                         one_shape=self.runner.on_tpu and self.config.data.batching != "bucket",
                     )
                 )
-                self._check_finite(math.isfinite(logs["loss"]), "the validation loss")
+                if not math.isfinite(logs["loss"]):
+                    if self.workers.chief:
+                        checkpoint.discard(self.model_dir, [self.step])
+                    self._check_finite(False, "the validation loss")
                 metrics = {}
                 if self.workers.chief:
                     metrics = evaluate_translator(translator, self.task, *examples).values
@@ -675,8 +685,10 @@ class Run:
             values = {**logs, **metrics}
             self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
             self._record("validation", values)
-        self.save()
-        if self.workers.chief:
+            self._sync_records()
+            checkpoint.update_state(self.model_dir, self.step, self._checkpoint_state(False))
+            checkpoint.discard(self.model_dir, {*self._obsolete} - {self.step})
+            self._obsolete = []
             self._publish_best()
             _write(
                 f"step {self.step}: validation loss {logs['loss_0']:.4f}, greedy "
