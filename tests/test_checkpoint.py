@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from etils import epath
 from etils.epath import gpath
 
 from tf_teaforn import checkpoint
+from tf_teaforn import model_dir as model_dirs
 from tf_teaforn.errors import UserError
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -772,3 +774,24 @@ def test_there_is_always_a_checkpoint_to_go_on_from(tmp_path, monkeypatch, where
             assert checkpoint.steps(model_dir) == [step]
 
     kill_everywhere(monkeypatch, tmp_path, where, prepare, act, check)
+
+
+def test_weights_of_one_path_are_refused():
+    layers = [keras.layers.Dense(1, name=name) for name in ("one", "two", "two")]
+    for layer in layers:
+        layer.build((None, 1))
+    model = types.SimpleNamespace(weights=[*layers[0].weights, *layers[1].weights])
+    assert len(model_dirs.named_weights(model)) == 4
+    model.weights += layers[2].weights
+    with pytest.raises(ValueError, match="Two weights are two/kernel: give each layer a name"):
+        model_dirs.named_weights(model)
+
+
+def test_examples(tmp_path):
+    model_dirs.write_examples(tmp_path, ["the cat", "I see"], ["le chat", "je vois"])
+    expected = {"sources": ["the cat", "I see"], "targets": ["le chat", "je vois"]}
+    assert model_dirs.read_examples(tmp_path) == expected
+    for damaged in ("", "{", "[]", "{}", '{"sources": [], "targets": 1}'):
+        (tmp_path / "examples.json").write_text(damaged)
+        with pytest.raises(UserError, match="examples.json is missing or damaged: the command"):
+            model_dirs.read_examples(tmp_path)

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import keras
@@ -611,13 +612,23 @@ def test_parts_of_batches_of_any_shape(settings):
         np.testing.assert_allclose(logs[name], values, rtol=1e-5)
 
 
-def test_parts_of_a_batch_have_equal_shapes():
+def test_parts_of_a_batch_have_equal_shapes(monkeypatch):
     inputs, targets, weights = testing.padded_batch(PAIRS[:7])
     rows = []
 
     def step(part, state):
         rows.append(part[1].shape[0])
         return ops.sum(part[2]), state + 1
+
+    # Sixteen rows of four tokens, four at a time, or one for each device.
+    for devices, expected in ((1, 4), (4, 4), (8, 2), (16, 1)):
+        mesh = types.SimpleNamespace(shape=(devices, 1), axis_names=("batch", "model"))
+        known = types.SimpleNamespace(device_mesh=mesh, batch_dim_name="batch")
+        monkeypatch.setattr(keras.distribution, "distribution", lambda known=known: known)
+        batch = testing.padded_batch(testing.random_pairs(16, 4, 4))
+        assert batch[1].shape == (16, 4)
+        assert accumulation.number_of_parts(batch, 16) == expected
+    monkeypatch.undo()
 
     for micro_batch_tokens, replicas, expected in (
         (None, 1, [7]),
@@ -979,8 +990,9 @@ def test_ids_outside_of_the_vocabulary_are_refused(name, bad):
         with pytest.raises(UserError, match=message):
             run()
     if name != "targets":
-        with pytest.raises(UserError, match=message):
-            model.seq2seq(arrays)
+        for called in (model, model.seq2seq):
+            with pytest.raises(UserError, match=message):
+                called(arrays)
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

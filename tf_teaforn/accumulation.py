@@ -71,7 +71,7 @@ def accumulate(step, batch, num_parts, zeros, state=()):
 
 
 def number_of_parts(batch, micro_batch_tokens, num_replicas=1):
-    """K, so that a part of all replicas together has at most so many tokens, or a row each.
+    """K, so that a part of all devices together has at most so many tokens, or a row each.
 
     Args:
         batch: (inputs, targets, weights) of one replica.
@@ -82,5 +82,7 @@ def number_of_parts(batch, micro_batch_tokens, num_replicas=1):
     inputs, targets, _ = batch
     rows, source_length = keras.ops.shape(inputs["encoder_token_ids"])
     length = objective.larger(source_length, keras.ops.shape(targets)[1])
-    rows_at_a_time = objective.larger(micro_batch_tokens // (length * num_replicas), 1)
-    return objective.larger(-(-rows // rows_at_a_time), 1)
+    devices = objective.devices_of_a_batch()
+    rows_of_each = -(-rows // devices)
+    rows_at_a_time = objective.larger(micro_batch_tokens // (length * num_replicas * devices), 1)
+    return objective.larger(-(-rows_of_each // rows_at_a_time), 1)

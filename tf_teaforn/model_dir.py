@@ -136,8 +136,9 @@ def read_examples(model_dir):
     """
     path = epath.Path(model_dir) / EXAMPLES
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(path.read_bytes())
+        return {name: [str(text) for text in content[name]] for name in ("sources", "targets")}
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} is missing or damaged: the command that trained the model, given again, "
             "writes it."
@@ -195,8 +196,16 @@ def load_seq2seq(
 
 
 def named_weights(model):
-    """Weights by path."""
-    return {variable.path: variable for variable in model.weights}
+    """Weights by path.
+
+    Raises:
+        ValueError: two have the same: a checkpoint would lose one of them.
+    """
+    named = {}
+    for variable in model.weights:
+        if named.setdefault(variable.path, variable) is not variable:
+            raise ValueError(f"Two weights are {variable.path}: give each layer a name of its own.")
+    return named
 
 
 def served_weights(weights):

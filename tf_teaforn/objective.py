@@ -191,10 +191,10 @@ def _after(tensors, index):
 def _number_of_chunks(rows, vocabulary_size):
     # A power of two, which divides most batches evenly.
     chunk = 2 ** int(math.log2(max(_CHUNK_LOGITS / vocabulary_size, 1)))
-    return larger(-(-rows // (chunk * _devices_of_a_batch())), 1)
+    return larger(-(-rows // (chunk * devices_of_a_batch())), 1)
 
 
-def _devices_of_a_batch():
+def devices_of_a_batch():
     """Over how many devices Keras splits the rows; a replica of TensorFlow's sees its own only."""
     distribution = keras.distribution.distribution()
     if distribution is None:

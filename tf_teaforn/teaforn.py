@@ -81,8 +81,8 @@ class TeaForN(TrainStep, keras.Model):
             None: the batch as a whole.
 
     Raises:
-        UserError: a value out of its range, weights with a regularizer, which would not count, or
-            a model that computes in float16.
+        UserError: a value out of its range, remat="layer" with a model that cannot, weights with a
+            regularizer, which would not count, or a model that computes in float16.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TeaForN(TrainStep, keras.Model):
         }
         self._trackers["tokens"] = keras.metrics.Sum(name="tokens")
         for layer in (seq2seq.encoder, *self.decoders):
-            if remat == "layer" and not hasattr(type(layer), "remat_layers"):
+            if remat == "layer" and not _knows_remat(layer):
                 raise UserError("--remat=layer: not with this model. Write --remat=stage.")
         if any(layer.compute_dtype == "float16" for layer in seq2seq._flatten_layers()):
             raise UserError("float16: small gradients would be lost. Write mixed_bfloat16.")
@@ -238,6 +238,9 @@ class TeaForN(TrainStep, keras.Model):
     def hidden_states(self, inputs, training=False):
         """Outputs o_s of all stages: list of N tensors [B, T, D].
 
+        Raises:
+            UserError: as `Seq2Seq.check_ids`.
+
         Args:
             inputs: "encoder_token_ids" int32 [B, S] and "decoder_token_ids" int32 [B, T], the
                 targets shifted right with the start id in front; for packed batches also
@@ -248,8 +251,9 @@ class TeaForN(TrainStep, keras.Model):
         by_stage = training and self.remat == "stage"
         for layer in (seq2seq.encoder, *decoders):
             # Another TeaForN around them may have set it.
-            if hasattr(type(layer), "remat_layers"):
+            if _knows_remat(layer):
                 layer.remat_layers = self.remat == "layer"
+        seq2seq.check_ids(decoder_token_ids=inputs["decoder_token_ids"])
         memory, mask = seq2seq.encode(inputs, training=training, remat=by_stage)
         x = self._drop_words(seq2seq.embed(inputs["decoder_token_ids"]), training)
         hidden_states, prepared = [], None
@@ -283,7 +287,10 @@ class TeaForN(TrainStep, keras.Model):
         return self.seq2seq.embedding.expectation(logits, self.top_k)
 
     def call(self, inputs, training=False):
-        """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t."""
+        """Logits of all stages: list of N float32 [B, T, V]. Stage s scores y^(t+s) at t.
+
+        Takes the arguments and raises the errors of `hidden_states`.
+        """
         return [self.seq2seq.logits(hidden) for hidden in self.hidden_states(inputs, training)]
 
     def stage_discounts(self):
@@ -302,7 +309,7 @@ class TeaForN(TrainStep, keras.Model):
             weights: float32 [B, T], 0 on padding.
             training: with dropout, and with a gradient of `total`.
         """
-        self.seq2seq.check_ids(decoder_token_ids=inputs["decoder_token_ids"], targets=targets)
+        self.seq2seq.check_ids(targets=targets)
         targets = ops.cast(targets, "int32")
         hidden_BxNxTxD = ops.stack(self.hidden_states(inputs, training), axis=1)
         targets, stage_weights = objective.all_stage_targets(
@@ -360,6 +367,10 @@ class TeaForN(TrainStep, keras.Model):
     def from_config(cls, config):
         seq2seq = keras.saving.deserialize_keras_object(config["seq2seq"])
         return cls(**{**config, "seq2seq": seq2seq})
+
+
+def _knows_remat(layer):
+    return getattr(layer, "remat_layers", None) is not None
 
 
 def check_settings(settings, vocabulary_size):

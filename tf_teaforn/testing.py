@@ -176,6 +176,7 @@ def check_decoder(decoder, hidden_dim, position_signal=None, tolerance=2e-5):
     check.steps_equal_call()
     check.hypotheses_can_be_reordered()
     check.growing_equals_given_room()
+    check.segments_are_rows()
     check.config_round_trip()
     check.clone_is_another_decoder()
 
@@ -344,6 +345,24 @@ class _DecoderCheck:
             self.same(outputs, same, "a state that grows gives other outputs")
             state, expected = (self.decoder.reorder_state(s, parents) for s in (state, expected))
 
+    def segments_are_rows(self):
+        if not self.decoder.supports_packing:
+            return
+        # Of two rows, each cut to two source and two target positions.
+        memory, x = self.memory[:2, :2], self.x[:2, :2]
+        apart = self.call(x, self.prepare(memory, np.ones((2, 2), "bool")))
+        segments = ops.convert_to_tensor([[1, 1, 2, 2]], "int32")
+        prepared = self.decoder.prepare(
+            ops.convert_to_tensor(memory.reshape(1, 4, self.width)),
+            ops.ones((1, 4), "bool"),
+            memory_segment_ids=segments,
+            segment_ids=segments,
+            positions=ops.convert_to_tensor([[0, 1, 0, 1]], "int32"),
+        )
+        packed = self.call(x.reshape(1, 4, self.width), prepared)
+        message = "segments of a packed row see each other: set supports_packing to False"
+        self.same(packed.reshape(2, 2, self.width), apart, message)
+
     def config_round_trip(self):
         written = json.dumps(keras.saving.serialize_keras_object(self.decoder))
         copy = keras.saving.deserialize_keras_object(json.loads(written))
@@ -362,11 +381,13 @@ class _DecoderCheck:
     def _takes_the_weights(self, copy):
         if not copy.built:
             copy.build(None)
-        names, expected = (
-            [(weight.name, weight.shape) for weight in decoder.weights]
+        # Below the decoder's own, which a clone does not share.
+        paths, expected = (
+            [(weight.path.removeprefix(decoder.path), weight.shape) for weight in decoder.weights]
             for decoder in (copy, self.decoder)
         )
-        assert names == expected, "a decoder made from the config has other weights"
+        assert paths == expected, "a decoder made from the config has weights of other paths"
+        assert len({*paths}) == len(paths), "two weights have the same path"
         copy.set_weights(self.decoder.get_weights())
         prepared = copy.prepare(
             ops.convert_to_tensor(self.memory), ops.convert_to_tensor(self.mask)

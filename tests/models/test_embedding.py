@@ -71,8 +71,11 @@ def test_logits_are_unscaled_products_with_the_table():
 def test_expectation_over_the_best_tokens(k, scaled):
     embedding = embedding_of(scaled=scaled)
     logits = random_logits(2, 3)
-    expectation = ops.convert_to_numpy(embedding.expectation(ops.convert_to_tensor(logits), k))
     expected = expected_embedding(logits, table_of(embedding), k) * embedding.scale
+    # As an input row 0 is zero, whatever the softmax has there.
+    embedding.embeddings.assign(table_of(embedding) + (np.arange(VOCABULARY_SIZE) == 0)[:, None])
+    assert np.any(embedding.table()[0] != 0)
+    expectation = ops.convert_to_numpy(embedding.expectation(ops.convert_to_tensor(logits), k))
     np.testing.assert_allclose(expectation, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -119,6 +122,14 @@ def test_logits_function_gives_logits(logits_bias):
         embedding.logits_function()(hidden), embedding.logits(hidden), rtol=1e-5, atol=1e-6
     )
     assert logits_bias == bool(np.any(embedding.logits(np.zeros_like(hidden))))
+
+
+def test_search_ranks_tokens_in_float32():
+    embedding = embedding_of(dtype="mixed_bfloat16")
+    hidden = ops.cast(random_logits(2, 3)[..., :WIDTH], "bfloat16")
+    expected = ops.convert_to_numpy(ops.cast(hidden, "float32")) @ table_of(embedding).T
+    logits = embedding.logits_function()(hidden)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_no_gradient_reaches_row_zero():

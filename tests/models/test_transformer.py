@@ -71,6 +71,19 @@ class _LosesSettings(TransformerDecoder):
         return {**super().get_config(), "norm": "pre"}
 
 
+class _SeesAllSegments(TransformerDecoder):
+    def prepare(self, memory, memory_mask, **packing):
+        return super().prepare(memory, memory_mask)
+
+
+class _HasANameTwice(TransformerDecoder):
+    def build(self, input_shape=None):
+        super().build()
+        self.others = [keras.layers.Dense(1, name="other") for _ in range(2)]
+        for layer in self.others:
+            layer.build((None, 1))
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -79,7 +92,9 @@ class _LosesSettings(TransformerDecoder):
         (_SeesPadding, "padding of the memory is visible"),
         (_MixesHypotheses, "step is not call"),
         (_ForgetsPositions, "step is not call"),
-        (_LosesSettings, "other weights"),
+        (_SeesAllSegments, "segments of a packed row see each other"),
+        (_LosesSettings, "weights of other paths"),
+        (_HasANameTwice, "the same path"),
     ],
 )
 def test_contract_test_finds(broken, message):

@@ -17,19 +17,21 @@ class Decoder(keras.layers.Layer):
     `step`, looped over the positions, equals `call`.
 
     `build(None)` makes all weights: TeaForN copies a decoder for further stages, and the optimizer
-    asks for its variables, before there is any input. A subclass is registered with
+    asks for its variables, before there is any input. Its layers have names, each of its own:
+    checkpoints find weights by their paths. A subclass is registered with
     `keras.saving.register_keras_serializable`, and its `get_config` has all that its constructor
     takes, `name` included.
 
     Attributes:
         max_positions: how many positions there are vectors for; None: any number.
-        supports_packing: whether `prepare` takes segment ids.
-        remat_layers: of classes that have it, whether training computes the layers again in the
-            backward pass, one after the other (`--remat=layer`); set by TeaForN.
+        supports_packing: whether segments of a packed row see nothing of each other.
+        remat_layers: whether training computes the layers again in the backward pass, one after the
+            other (`--remat=layer`); set by TeaForN. None: not with this class.
     """
 
     max_positions = None
-    supports_packing = True
+    supports_packing = False
+    remat_layers = None
 
     def prepare(
         self,

@@ -94,18 +94,18 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
     def table(self, dtype=None):
         """Softmax weights, [V, D] in `dtype`, by default the compute dtype."""
         if self.tie_weights:
-            table = self._input_rows()
+            table = ops.convert_to_tensor(self.embeddings)
+            table = _freeze_row_zero(table) if self.zero_row else table
         else:
             table = ops.transpose(ops.convert_to_tensor(self.reverse_embeddings))
         return ops.cast(table, dtype or self.compute_dtype)
 
     def input_table(self):
         """Input embeddings before scaling, [V, D] in the compute dtype."""
-        return ops.cast(self._input_rows(), self.compute_dtype)
-
-    def _input_rows(self):
         table = ops.convert_to_tensor(self.embeddings)
-        return _freeze_row_zero(table) if self.zero_row else table
+        if self.zero_row:
+            table = table * ops.cast(ops.arange(self.input_dim) != 0, table.dtype)[:, None]
+        return ops.cast(table, self.compute_dtype)
 
     def bias(self):
         """float32 [V], added to the logits, or None."""
@@ -140,8 +140,8 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         probabilities = ops.cast(ops.exp(top_logits - log_sum), dtype)
         # Gathered vectors take k * D numbers a position, a scattered distribution V.
         if k * width <= vocabulary_size:
-            vectors = ops.cast(ops.take(self._input_rows(), top_ids, axis=0), dtype)
-            return ops.squeeze(ops.matmul(probabilities[..., None, :], vectors), -2) * self.scale
+            vectors = self.call(top_ids)
+            return ops.squeeze(ops.matmul(probabilities[..., None, :], vectors), -2)
         rows = ops.reshape(top_ids, (-1, k))
         row_index = ops.broadcast_to(
             ops.arange(ops.shape(rows)[0], dtype=rows.dtype)[:, None], ops.shape(rows)
@@ -164,9 +164,12 @@ class TokenEmbedding(keras_nlp.layers.ReversibleEmbedding):
         return self._biased(ops.reshape(rows, shape))
 
     def logits_function(self):
-        """`logits`, faster when called often: the transposed table is made here, once."""
-        table_DxV = ops.transpose(self.table())
-        return lambda hidden: self._biased(ops.matmul(hidden, table_DxV))
+        """`logits` for search, in float32 throughout: bfloat16 is too coarse to rank tokens by.
+
+        Faster when called often: the transposed table is made here, once.
+        """
+        table_DxV = ops.transpose(self.table("float32"))
+        return lambda hidden: self._biased(ops.matmul(ops.cast(hidden, "float32"), table_DxV))
 
     def _biased(self, logits):
         logits = ops.cast(logits, "float32")

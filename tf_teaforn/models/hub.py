@@ -112,6 +112,8 @@ class _Residual:
 class _HubStack:
     """What all have in common: settings and a list of KerasHub's layers."""
 
+    remat_layers = None
+
     def __init__(self, settings, name=None, dtype=None, trainable=True):
         keras.layers.Layer.__init__(self, name=name, dtype=dtype, trainable=trainable)
         self.settings = settings

@@ -112,8 +112,6 @@ class RnnDecoder(_Stack, Decoder):
     Takes the arguments of `RnnEncoder`.
     """
 
-    supports_packing = False
-
     def __init__(self, **settings):
         super().__init__(**settings)
         self.attention = MultiHeadAttention(

@@ -267,6 +267,7 @@ class TransformerDecoder(_Stack, Decoder):
     """
 
     sublayers = ("self_attention", "cross_attention", "feed_forward")
+    supports_packing = True
 
     def prepare(
         self,
