@@ -203,15 +203,14 @@ def test_evaluation_has_no_gradient_and_says_so():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="traces TensorFlow functions")
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("jit_compile", "static"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("rows", [1, 6, 7])
-def test_compiled(rows, jit_compile, monkeypatch):
-    """Unknown shapes under TensorFlow's own kernels, static ones under XLA."""
+def test_compiled(rows, jit_compile, static, monkeypatch):
     import tensorflow as tf
 
     chunks_of(monkeypatch, 2)
     hidden, table, targets, coefficients = case(rows)
-    length = rows if jit_compile else None
+    length = rows if static else None
 
     @tf.function(
         jit_compile=jit_compile,

@@ -366,7 +366,7 @@ def test_a_model_that_cannot_be_packed_for(train, tmp_path, capsys):
     """Before any batch is made, and the same folder may be used again."""
     flags = ("--model=rnn_base", "--batching=pack", "--train_steps=1", "--eval_every=1")
     assert train(tmp_path, *flags) == 2
-    assert "--batching=pack: this model would carry its state" in capsys.readouterr().err
+    assert "--batching=pack: with this model sentences of one row" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"vocab.model", "vocab.data.txt"}
 
 

@@ -244,6 +244,9 @@ def token_by_token(seq2seq, prepared, limits_B, room, config, sentence_keys_B=No
         prepared: from the decoder's `prepare`.
         limits_B: int32 [B], longest output of each sentence.
         room: L, int or scalar tensor, at least the largest limit.
+
+    Returns:
+        `SearchResult`.
     """
     batch, width = ops.shape(limits_B)[0], config.n_best
     eos_id = seq2seq.eos_id
@@ -317,7 +320,7 @@ def beam_search(seq2seq, prepared, limits_B, room, config):
     """Beam search with 2K candidates a step, so that K alive ones remain if K end.
 
     A sentence stops when no alive hypothesis can still beat the worst of N finished ones. Takes the
-    arguments of `token_by_token`.
+    arguments of `token_by_token` without the keys, and returns the same.
     """
     batch, width = ops.shape(limits_B)[0], config.beam_size
     eos_id = seq2seq.eos_id

@@ -231,8 +231,8 @@ class Run:
                 raise UserError(f"{flags} {needed} positions; the model has {limit}.")
         if data.batching == "pack" and not seq2seq.decoder.supports_packing:
             raise UserError(
-                "--batching=pack: this model would carry its state from one sentence of a row into "
-                "the next. Write --batching=bucket."
+                "--batching=pack: with this model sentences of one row would see each other. Write "
+                "--batching=bucket."
             )
 
     def _prepare_vocabulary(self, vocabulary):

@@ -15,7 +15,7 @@ import numpy as np
 Shape = tuple[int, int]
 
 _MAX_SHAPES = 10
-_LENGTH_MULTIPLE = 8
+LENGTH_MULTIPLE = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,15 +79,15 @@ def bucket_shapes(max_source_length: int, max_target_length: int) -> tuple[Shape
 
 def _growing_lengths(longest: int, factor: float) -> list[int]:
     lengths = []
-    length = _LENGTH_MULTIPLE
+    length = LENGTH_MULTIPLE
     while length < longest:
         lengths.append(length)
-        length = max(length + _LENGTH_MULTIPLE, _multiple(round, length * factor))
+        length = max(length + LENGTH_MULTIPLE, _multiple(round, length * factor))
     return [*lengths, longest]
 
 
 def _multiple(rounding: Callable[[float], int], length: float) -> int:
-    return rounding(length / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    return rounding(length / LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
 def assign_buckets(

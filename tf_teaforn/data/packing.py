@@ -10,9 +10,8 @@ import math
 import numpy as np
 
 from tf_teaforn.data import batching
-from tf_teaforn.data.batching import Batch, Plan, Shape
+from tf_teaforn.data.batching import LENGTH_MULTIPLE, Batch, Plan, Shape
 
-_LENGTH_MULTIPLE = 8
 # Rows are made longer until no more of either side is padding.
 _PADDING = 0.04
 # A row may be as long as this, or as two of the longest examples, for the cost of attention.
@@ -59,8 +58,8 @@ def pack_shape(source_lengths: np.ndarray, target_lengths: np.ndarray, seed: int
 
 def _side_lengths(longest: int) -> np.ndarray:
     """Lengths that a row's side may have, ascending."""
-    least = math.ceil(longest / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-    return np.arange(least, max(2 * least, _LONGEST_ROW) + 1, _LENGTH_MULTIPLE)
+    least = math.ceil(longest / LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return np.arange(least, max(2 * least, _LONGEST_ROW) + 1, LENGTH_MULTIPLE)
 
 
 def pack_rows(

@@ -161,7 +161,8 @@ class StepRunner:
     Args:
         strategy: the one under whose scope `model` was built and compiled.
         model: a compiled `TeaForN`.
-        skip_nonfinite: whether steps after which a weight is not finite change nothing.
+        skip_nonfinite: whether steps after which a weight or the optimizer's state is not finite
+            change nothing.
 
     Attributes:
         on_tpu: whether every shape of batch is compiled for a TPU.
@@ -286,7 +287,7 @@ def _assign(variables, values):
 
 
 class NonfiniteGuard:
-    """Notes steps after which a weight is not finite."""
+    """Notes steps after which a weight or the optimizer's state is not finite."""
 
     def __init__(self):
         self._steps = []

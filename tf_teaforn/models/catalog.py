@@ -39,8 +39,9 @@ def _sizes(num_layers, hidden_dim, intermediate_dim, num_heads, dropout):
 # base and big: paper, Table 2. big_enfr: dropout .1 as in Vaswani et al. 2017, section 6.1.
 # multi30k: the size usual on that data set, for example in Wu et al. 2021, "Good for Misconceived
 # Reasons".
-# pegasus_large: Zhang et al. 2020, section 6.1, as google-research/pegasus builds it; its
-# vocabulary has 96,103 subwords.
+# pegasus_large: Zhang et al. 2020, section 6.1, as google-research/pegasus builds it, which draws
+# one dropout mask for all positions, though, where each has its own here; its vocabulary has 96,103
+# subwords.
 _TRANSFORMERS = {
     "transformer_tiny": _sizes(2, 128, 512, 4, 0.1),
     "transformer_small": _sizes(3, 256, 1024, 4, 0.1),

@@ -65,8 +65,8 @@ class Seq2Seq(keras.Model):
     def check_ids(self, **ids):
         """Looks at arrays of token ids, by name, whose values are known: not in compiled functions.
 
-        There an id outside of the vocabulary is an error on a CPU, but the zero vector, or that of
-        another subword, on accelerators.
+        There an id outside of the vocabulary is an error of TensorFlow's on a CPU; on accelerators
+        it is the zero vector or that of another subword, under JAX not a number or another's.
 
         Raises:
             UserError: there is such an id.

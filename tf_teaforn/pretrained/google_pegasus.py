@@ -6,7 +6,7 @@ from tf_teaforn.data.pegasus_tokenizer import SENTENCEPIECE_FILE, PegasusTokeniz
 from tf_teaforn.errors import UserError
 from tf_teaforn.models.architecture import with_dropout
 from tf_teaforn.paths import matching
-from tf_teaforn.pretrained.importer import Pretrained
+from tf_teaforn.pretrained.importer import Pretrained, naming
 from tf_teaforn.pretrained.tensors import Source, TensorFile, assign, check_sizes
 from tf_teaforn.pretrained.transformer import build_transformer, layer_variables
 from tf_teaforn.tf_backend.tensor_bundle import open_checkpoint
@@ -51,12 +51,10 @@ class GooglePegasus(Pretrained):
             raise UserError(
                 f"{folder}: copy the SentencePiece model, one .model file, there; found: {names}."
             )
-        try:
+        with naming(found[0]):
             self.tokenizer = PegasusTokenizer(
                 {SENTENCEPIECE_FILE: found[0].read_bytes()}, vocabulary_size=vocabulary_size
             )
-        except UserError as error:
-            raise UserError(f"{found[0]}: {error}") from None
 
     def _settings(self, part):
         shapes = self._tensors.shapes
