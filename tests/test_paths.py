@@ -17,7 +17,7 @@ from tf_teaforn.paths import check_writable, is_remote, matching, move_folder, w
     ("path", "expected"),
     [
         ("gs://bucket/run", True),
-        (epath.Path("s3://bucket/run"), True),
+        (epath.Path("gs://bucket/run"), True),
         ("/runs/a", False),
         (pathlib.Path("runs"), False),
         ("a:/b", False),

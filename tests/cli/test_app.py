@@ -2,10 +2,12 @@
 
 import errno
 import io
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
 
 import tf_teaforn
 from tf_teaforn.cli import app
@@ -54,3 +56,37 @@ def test_the_error_of_a_layer_is_told_as_it_was_raised():
 def test_errors_of_files_and_disks(error, line):
     """None is a mistake of ours, which keeps its traceback."""
     assert app._os_error_line(error) == line
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Runs a command with flags of all kinds; returns their values by name."""
+
+    def define_flags(values):
+        for name in ("model_dir", "train_files", "tpu"):
+            flags.DEFINE_string(name, None, "", flag_values=values)
+        flags.DEFINE_list("results", [1], "", flag_values=values)
+        flags.DEFINE_integer("n", 1, "", flag_values=values)
+
+    def parse(*arguments):
+        found = {}
+        monkeypatch.setattr(sys, "argv", ["command", *arguments])
+        monkeypatch.setattr(app, "quiet_tensorflow", lambda: None)
+        app.run(define_flags, lambda values: found.update(values.flag_values_dict()), "")
+        return found
+
+    return parse
+
+
+def test_the_home_folder_in_paths(parse, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    flags = ("--model_dir=~/run", "--train_files=~/a.en,b~,~/a.fr", "--results=a,~/b", "--tpu=~/t")
+    expected = {
+        "model_dir": "/home/me/run",
+        "train_files": "/home/me/a.en,b~,/home/me/a.fr",
+        "tpu": "~/t",
+        "results": ["a", "/home/me/b"],
+        "n": 1,
+    }
+    assert parse(*flags) == expected
+    assert parse("--n=2")["results"] == [1]

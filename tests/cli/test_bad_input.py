@@ -54,6 +54,15 @@ def copy(trained, tmp_path):
         ("evaluate", "--model_dir=foo://x", r"--model_dir=foo://x: there is no file system foo:"),
         ("evaluate", "--model_dir=az://x", r"--model_dir=az://x: there is no file system az:"),
         ("train", "--init_from=hf://x", r"--init_from=hf://x: there is no file system hf://\. W"),
+        ("evaluate", "--model_dir=s3://b/x", r"--model_dir=s3://b/x: there is no file system s3:"),
+        # As pathlib leaves an address.
+        (
+            "evaluate",
+            "--model_dir=gs:/b/x",
+            r"--model_dir=gs:/b/x: there is no file system gs:/\. Write a path, or an address that "
+            r"begins with gs://\.",
+        ),
+        ("report", "--results=a,gs:/b", r"--results=a,gs:/b: there is no file system gs:/\."),
         ("evaluate", "--beam_size=", r"--beam_size=: write whole numbers, e\.g\. 1,4\."),
         ("evaluate", "--beam_alpha=", r"--beam_alpha=: write a number\."),
         ("export", "--beam_size=", r"--beam_size=: write a whole number\."),

@@ -119,7 +119,10 @@ def define_batch_size(values):
 
 # Of writing alone: no space, a quota, a limit, a disk for reading.
 _NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_ADDRESS = re.compile(r"\b(gs|s3)://")
+_ADDRESS = re.compile(r"\bgs://")
+# What is no address that can be read, nor a preset, which KerasHub reads by itself; pathlib leaves
+# one slash.
+_OTHER_ADDRESS = re.compile(r"(?!gs://|keras_nlp:)(gs:/|.*?://)")
 # Flags that may hold addresses of other kinds.
 _NO_PATHS = ("beam_options", "tpu")
 _FILES = ("train_files", "valid_files", "test_files", "prepared")
@@ -183,7 +186,7 @@ def absolute(path):
     """The path from the root; what is empty or on a remote file system stays as it is."""
     if not path or is_remote(path):
         return path
-    return os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(path)
 
 
 def load_task(name, options, data_dir, module_import=None):
@@ -361,9 +364,9 @@ def _check_command_line(values, backends):
         raise UserError(f"{argument}: write --{name}=true or --{name}=false.") from error
     if rest:
         raise UserError(f"What is {rest[0]!r}? Flags are written --name=value.")
-    for name, value in values.flag_values_dict().items():
-        if isinstance(value, str) and name not in _NO_PATHS:
-            _check_schemes(name, value)
+    for name in values:
+        if values[name].present and name not in _NO_PATHS:
+            _check_paths(name, values[name])
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if backend not in backends:
         raise UserError(
@@ -373,14 +376,20 @@ def _check_command_line(values, backends):
         raise UserError("KERAS_BACKEND=jax needs JAX: pip install 'tf-teaforn[jax]'.")
 
 
-def _check_schemes(name, value):
-    for part in value.split(","):
-        # KerasHub reads its presets by itself.
-        if is_remote(part) and not part.startswith(("gs://", "s3://", "keras_nlp:")):
+def _check_paths(name, flag):
+    """Refuses addresses without a file system; `~` becomes the home folder, which bash leaves."""
+    several = isinstance(flag.value, list)
+    if not several and not isinstance(flag.value, str):
+        return
+    parts = flag.value if several else flag.value.split(",")
+    for part in parts:
+        if found := _OTHER_ADDRESS.match(part):
             raise UserError(
-                f"--{name}={value}: there is no file system {part.partition('://')[0]}://. Write a "
-                "path, or an address that begins with gs:// or s3://."
+                f"--{name}={','.join(parts)}: there is no file system {found[1]}. Write a path, or "
+                "an address that begins with gs://."
             )
+    parts = [os.path.expanduser(part) for part in parts]
+    flag.value = parts if several else ",".join(parts)
 
 
 def _value_error(values, message):
