@@ -90,3 +90,29 @@ def test_the_home_folder_in_paths(parse, monkeypatch):
     }
     assert parse(*flags) == expected
     assert parse("--n=2")["results"] == [1]
+
+
+def test_flags_of_a_file_are_those_of_the_command_line(parse, tmp_path):
+    (tmp_path / "more").write_text("--tpu=a\n")
+    (tmp_path / "flags").write_text(f"# of ours\n--n=2\n\n--flagfile={tmp_path}/more\n--n=3\n")
+    assert parse("--n=1", f"--flagfile={tmp_path}/flags", "--model_dir=m")["n"] == 3
+    assert sys.argv == ["command", "--n=1", "--n=2", "--tpu=a", "--n=3", "--model_dir=m"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--flagfile", "--flagfile names no file. Write --flagfile=FILE."),
+        (
+            "--flagfile=utf-16",
+            "--flagfile=utf-16: this is not UTF-8. Convert the file, with iconv for example.",
+        ),
+    ],
+)
+def test_flagfiles_that_cannot_be_read(parse, capsys, tmp_path, monkeypatch, flag, line):
+    (tmp_path / "utf-16").write_text("--n=2\n", encoding="utf-16")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        parse("--n=3", flag)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"command: {line}\n"

@@ -355,6 +355,8 @@ def _innermost(error):
 
 
 def _check_command_line(values, backends):
+    # Commands record it, to be given again without the files.
+    sys.argv[1:] = _arguments(values)
     try:
         rest = values(sys.argv)[1:]
     except ValueError as error:
@@ -374,6 +376,19 @@ def _check_command_line(values, backends):
         )
     if backend == "jax" and importlib.util.find_spec("jax") is None:
         raise UserError("KERAS_BACKEND=jax needs JAX: pip install 'tf-teaforn[jax]'.")
+
+
+def _arguments(values):
+    """The arguments, with the content of flagfiles in their place."""
+    try:
+        return values.read_flags_from_files(sys.argv[1:])
+    except flags.IllegalFlagValueError as error:
+        raise UserError("--flagfile names no file. Write --flagfile=FILE.") from error
+    except UnicodeDecodeError as error:
+        named = (part for part in sys.argv[1:] if part.lstrip("-").startswith("flagfile"))
+        raise UserError(
+            f"{' '.join(named)}: this is not UTF-8. Convert the file, with iconv for example."
+        ) from error
 
 
 def _check_paths(name, flag):
