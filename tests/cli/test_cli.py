@@ -951,6 +951,14 @@ register_task(Task("own", "", GeneratedSource(pairs, "1"), ("bleu",), "bleu", {"
         task = app.load_task("own", {}, None, "own_task_module")
         assert task.name == "own"
 
+    def test_a_module_whose_task_is_refused(self, tmp_path, monkeypatch):
+        module = self.MODULE.replace('("bleu",), "bleu"', '("blue",), "blue"')
+        (tmp_path / "refused_task_module.py").write_text(module)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with pytest.raises(UserError, match="^--module_import=refused_task_module: .*blue"):
+            app.load_task("own", {}, None, "refused_task_module")
+
     def test_evaluate_says_that_its_module_is_needed(self, refused, tmp_path):
         (tmp_path / "config.json").write_text(RunConfig(task="own").to_json())
         line = refused("evaluate", f"--model_dir={tmp_path}")

@@ -202,7 +202,7 @@ def load_task(name, options, data_dir, module_import=None):
         sys.path.append(os.getcwd())
         try:
             importlib.import_module(module_import)
-        except (ImportError, TypeError, SyntaxError) as error:
+        except (ImportError, TypeError, ValueError, SyntaxError) as error:
             raise UserError(f"--module_import={module_import}: {error}.") from error
     task = get_task(name)
     for option in options:
