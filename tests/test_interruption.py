@@ -10,7 +10,16 @@ import pytest
 from tf_teaforn.interruption import InterruptedWorkError, Interruption
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.fixture(autouse=True)
+def not_under_nohup():
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_is_noted_and_the_handlers_come_back(number, code, capsys):
     before = signal.getsignal(number)
     with Interruption() as interruption:
@@ -24,6 +33,14 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number, code, capsys):
     assert error.exit_code == code
     assert f"Stopped by {number.name} after step 7, which is saved." in str(error)
     assert capsys.readouterr().err.count("saving, then stopping") == 1
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not interruption.requested
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_work_that_can_be_repeated_is_left_at_once():
@@ -65,7 +82,8 @@ def test_a_signal_in_the_middle_of_a_write_to_stderr(error, monkeypatch):
 
 def test_a_handler_that_python_did_not_install(monkeypatch):
     install = signal.signal
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     interruption = Interruption()
     try:
         with monkeypatch.context() as patch:
@@ -73,7 +91,7 @@ def test_a_handler_that_python_did_not_install(monkeypatch):
             patch.setattr(signal, "signal", lambda *arguments: install(*arguments) and None)
             interruption.__enter__()
         interruption.__exit__(None, None, None)
-        assert [signal.getsignal(number) for number in before] == [signal.SIG_DFL] * 2
+        assert [signal.getsignal(number) for number in before] == [signal.SIG_DFL] * 3
     finally:
         for number, handler in before.items():
             install(number, handler)

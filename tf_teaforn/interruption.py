@@ -9,9 +9,10 @@ from tf_teaforn.errors import StoppedError
 
 
 class Interruption(contextlib.AbstractContextManager):
-    """Inside, SIGTERM and Ctrl-C (SIGINT) only leave a note, for the loop to stop where it can.
+    """Inside, SIGTERM, SIGHUP and Ctrl-C only leave a note, for the loop to stop where it can.
 
-    A Ctrl-C after that ends the process at once.
+    A Ctrl-C after that ends the process at once. SIGHUP says that the terminal is gone; where it is
+    ignored, under nohup, it stays so.
     """
 
     def __init__(self):
@@ -22,7 +23,10 @@ class Interruption(contextlib.AbstractContextManager):
     def __enter__(self):
         # Python delivers signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            numbers = [signal.SIGTERM, signal.SIGINT]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._earlier[number] = signal.signal(number, self._note)
         return self
 
@@ -37,7 +41,7 @@ class Interruption(contextlib.AbstractContextManager):
         return self._number is not None
 
     def stopped(self, step):
-        """The exception that ends the run: exit code 143 for SIGTERM, 130 for SIGINT."""
+        """The exception that ends the run, exit code 128 + the signal: 143, 129 or 130."""
         number = self._number or signal.SIGTERM
         return StoppedError(
             f"Stopped by {signal.Signals(number).name} after step {step}, which is saved. The same "

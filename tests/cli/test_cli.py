@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -1053,6 +1054,49 @@ os.write(2, b"no newline")
         assert done.returncode == code
         expected = "from Python\r" + "\n".join([*self.NEWS, "no newline"])
         assert done.stderr.decode() == expected
+
+    def test_a_terminal_that_is_gone(self, tmp_path):
+        """What is written to it raises no error, and the work is saved."""
+        code = """
+import logging, sys, time
+from pathlib import Path
+from tqdm import tqdm
+from tf_teaforn.cli import app
+from tf_teaforn.interruption import Interruption
+
+def main(values):
+    with Interruption() as interruption, tqdm(disable=None) as bar:
+        assert not bar.disable
+        Path("ready").touch()
+        while not interruption.requested:
+            time.sleep(0.01)
+        for i in range(1000):
+            bar.set_postfix(loss=i)
+            bar.update()
+            tqdm.write("step", file=sys.stderr)
+            logging.warning("a warning")
+        Path("saved").touch()
+        raise interruption.stopped(7)
+
+app.run(lambda values: None, main, "")
+"""
+        clean = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**clean, "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: os.login_tty(slave) or signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
+        try:
+            os.close(slave)
+            while process.poll() is None and not (tmp_path / "ready").exists():
+                time.sleep(0.01)
+            os.close(master)
+            assert process.wait(60) == 129
+            assert (tmp_path / "saved").exists()
+        finally:
+            process.kill()
 
     def test_whoever_sets_tensorflow_s_level_sees_all(self):
         done = self.run("", TF_CPP_MIN_LOG_LEVEL="0")

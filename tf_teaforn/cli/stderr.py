@@ -1,5 +1,7 @@
 """Standard error without the start-up messages of TensorFlow's C++ code."""
 
+import errno
+import io
 import os
 import re
 import signal
@@ -49,7 +51,21 @@ def quiet_tensorflow():
     os.dup2(writer, 2)
     os.close(writer)
     # What Python writes need not take the detour.
-    sys.stderr = os.fdopen(original, "w", buffering=1, errors="backslashreplace")
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_Terminal(original, "w")), errors="backslashreplace", line_buffering=True
+    )
+
+
+class _Terminal(io.FileIO):
+    """Drops what is written once the terminal is gone: nobody sees it, and work is to be saved."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(data)
 
 
 def is_noise(line):

@@ -6,8 +6,9 @@
 
 Only --task and --model_dir are needed: each task has defaults of its own for the rest, which
 --task=NAME --help lists. The same command, given again, continues where the run stopped, also
-after SIGTERM and Ctrl-C: they end the step in progress and save (exit codes 143 and 130). Exit code
-75: another worker of the run is gone; start all of them again.
+after SIGTERM, SIGHUP (the terminal is gone) and Ctrl-C: they end the step in progress and save
+(exit codes 143, 129 and 130). Exit code 75: another worker of the run is gone; start all of them
+again.
 """
 
 import contextlib
