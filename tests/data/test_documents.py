@@ -203,29 +203,41 @@ def test_prepared_pairs(tmp_path):
 
 
 _KILLED = """
-import itertools, multiprocessing, os, sys, time
+import itertools, os, signal, time
 from tf_teaforn.data.documents import in_processes
 
+def pid(items):
+    return os.getpid()
+
 if __name__ == "__main__":
-    results = in_processes(len, itertools.repeat("x"), workers=2)
-    assert next(results) == 1024
-    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
-    time.sleep(600)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    workers = set()
+    for worker in in_processes(pid, itertools.repeat("x"), workers=2):
+        workers.add(worker)
+        if len(workers) == 2:
+            print(*workers, flush=True)
+            time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(number, tmp_path):
     (tmp_path / "main.py").write_text(_KILLED)
     command = [sys.executable, str(tmp_path / "main.py")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
         workers = process.stdout.readline().split()
         try:
-            process.send_signal(number)
+            if number == signal.SIGINT:
+                # As a terminal sends it. The first process alone is interrupted.
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
             # The end of its output comes when no process has it open any more.
-            process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=60)
             assert len(workers) == 2
+            assert errors.count("Traceback") == (number == signal.SIGINT)
         finally:
             process.kill()
             for worker in workers:

@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
@@ -255,6 +256,8 @@ def _end_with_parent():
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+    # A terminal sends Ctrl-C to all of its processes; the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclasses.dataclass(frozen=True)
