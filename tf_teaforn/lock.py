@@ -1,4 +1,4 @@
-"""One trainer at a time in a model directory, one sweep in its folder."""
+"""One trainer at a time in a model directory, one sweep or bin/prepare in its folder."""
 
 import contextlib
 import fcntl

@@ -6,6 +6,7 @@ import pytest
 
 from tasks.gsg import gsg_task
 from tests.documents import DOCUMENTS
+from tf_teaforn.lock import locked
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def test_options_that_beam_does_not_take(flags, changed, message, call_command, 
     line = capsys.readouterr().err
     assert line.startswith(message) and line.count("\n") == 1
     assert not (tmp_path / "pairs").exists()
+
+
+def test_one_at_a_time_in_a_folder(flags, call_command, capsys, tmp_path):
+    pytest.importorskip("apache_beam")
+    left = tmp_path / "pairs" / "train.partial"
+    with locked(tmp_path / "pairs", "prepare"):
+        left.touch()
+        assert call_command("prepare", *flags) == 2
+        assert left.exists()
+    line = capsys.readouterr().err
+    assert line.startswith(f"prepare: --output_dir={tmp_path}/pairs is in use by another bin/pre")
+    assert line.count("\n") == 1
 
 
 def test_beam_is_named_where_it_is_missing(flags, call_command, capsys, monkeypatch):

@@ -18,6 +18,7 @@ from absl import flags
 from tf_teaforn.cli import app
 from tf_teaforn.cores import usable_cores
 from tf_teaforn.errors import UserError
+from tf_teaforn.lock import locked
 
 
 def define_flags(values):
@@ -68,7 +69,8 @@ def prepare(values):
         raise UserError(
             f"--beam_options={values.beam_options}: {error}. Write it as a shell would have it."
         ) from error
-    written = run(task.source, output_dir, values.shards, options)
+    with locked(output_dir, "prepare", "output_dir"):
+        written = run(task.source, output_dir, values.shards, options)
     print(f"Wrote {len(written)} files to {output_dir}. Next: bin/train --prepared={output_dir} …")
 
 
