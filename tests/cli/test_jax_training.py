@@ -187,6 +187,7 @@ def test_a_run_changes_back(runs, flags, call_command, tmp_path):
         (("--mesh=batch:2,model:2",), "--mesh=batch:2,model:2 is for 4 devices; there are 1."),
         (("--mesh=data:4",), "--mesh=data:4: write axis:parts with the axes batch and model, .*"),
         (("--mesh=batch:0",), "--mesh=batch:0: write axis:parts .*"),
+        (("--mesh=batch:2,batch:1",), "--mesh=batch:2,batch:1: write axis:parts .*, each once, .*"),
         (("--mesh=batch:1", "--strategy=one"), ".* leave out --strategy=one."),
         (("--strategy=multi_worker",), "--strategy=multi_worker: under JAX write one of auto, .*"),
         (("--strategy=tpu",), "--strategy=tpu: JAX found no TPU. .*"),

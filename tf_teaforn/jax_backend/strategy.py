@@ -51,19 +51,19 @@ def make_strategy(name="auto", mesh=None):
 
 def _mesh_sizes(mesh, available):
     """(parts of the batch, parts of the model)."""
-    sizes = dict.fromkeys(AXES, 1)
+    sizes = {}
     for part in mesh.split(","):
         axis, _, size = part.partition(":")
-        if axis not in AXES or not size.isdecimal() or int(size) < 1:
+        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
             raise UserError(
-                f"--mesh={mesh}: write axis:parts with the axes batch and model, such as "
-                "batch:4,model:2."
+                f"--mesh={mesh}: write axis:parts with the axes batch and model, each once, such "
+                "as batch:4,model:2."
             )
         sizes[axis] = int(size)
-    needed = sizes["batch"] * sizes["model"]
-    if needed != available:
-        raise UserError(f"--mesh={mesh} is for {needed} devices; there are {available}.")
-    return tuple(sizes.values())
+    batch, model = (sizes.get(axis, 1) for axis in AXES)
+    if batch * model != available:
+        raise UserError(f"--mesh={mesh} is for {batch * model} devices; there are {available}.")
+    return batch, model
 
 
 def peak_memory():
