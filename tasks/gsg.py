@@ -12,8 +12,9 @@ and `bin/train --task=gsg --prepared=DIR` reads what it wrote.
 
 Defaults are those of PEGASUS' HugeNews model, which TeaForN's authors start from: 45% of the
 sentences, of which a fifth stays in the document; 512 and 256 tokens, 500,000 steps of Adafactor
-without label smoothing; see `--gap_stochastic` for the later, published variant. Its batch of 8,192
-documents, from a TPU pod, is `--batch_tokens=4194304`; one machine computes it in parts, with
+without label smoothing, but that the rate rises linearly over the first 10,000, where PEGASUS holds
+it constant; see `--gap_stochastic` for the later, published variant. Its batch of 8,192 documents,
+from a TPU pod, is `--batch_tokens=4194304`; one machine computes it in parts, with
 `--micro_batch_tokens`. Decoders: `--n=1`, as in the paper; `--n=3` trains just so, at the cost that
 the paper's Table 6 measures.
 
