@@ -1140,7 +1140,7 @@ class TestApp:
                 tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9]\nmore"),
                 2,
                 "command: Not enough memory (OOM when allocating [9]). Take a smaller --batch_size "
-                "(of bin/train: --batch_tokens), --beam_size or model.",
+                "(of bin/train: --micro_batch_tokens or --batch_tokens), --beam_size or model.",
             ),
             (KeyboardInterrupt(), 130, "Interrupted."),
         ],

@@ -240,7 +240,7 @@ def test_too_little_memory_is_told_in_a_line(call_command, monkeypatch, capsys):
     assert call_command("decode") == 2
     line = (
         f"Not enough memory ({reason}). Take a smaller --batch_size (of bin/train: "
-        "--batch_tokens), --beam_size or model."
+        "--micro_batch_tokens or --batch_tokens), --beam_size or model."
     )
     assert capsys.readouterr().err == f"decode: {line}\n"
     monkeypatch.setattr(decode, "decode", lambda values: fail("INTERNAL: of another kind"))

@@ -119,7 +119,7 @@ def test_blank_sides_are_left_out_of_training_only(tmp_path, caplog):
     lines = b"a\tb\n\tc\nd\t\n\t\n \te\n\xc2\xa0\tf\n<n>\tg\nh\ti\n"
     path = _write(tmp_path / "x.tsv", lines)
     source = TextSource(train=path, validation=path, test=path)
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="tf_teaforn"):
         assert _read(source, "train") == [("a", "b"), ("h", "i")]
     assert f"{path}: left out 6 of 8 pairs" in caplog.text
     assert source.dataset("train").cardinality() == 2
@@ -138,7 +138,7 @@ def test_blank_sides_are_left_out_of_training_only(tmp_path, caplog):
 
 def test_no_warning_where_nothing_is_left_out(tmp_path, caplog):
     path = _write(tmp_path / "x.tsv", b"a\tb\n")
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="tf_teaforn"):
         TextSource(train=path).dataset("train")
     assert not caplog.records
 

@@ -321,7 +321,7 @@ def run(define_flags, main, description, backends=("tensorflow",)):
                 _fail(f"{first_line}.")
             _fail(
                 f"Not enough memory ({first_line}). Take a smaller --batch_size (of bin/train: "
-                "--batch_tokens), --beam_size or model."
+                "--micro_batch_tokens or --batch_tokens), --beam_size or model."
             )
         # TensorFlow's errors on remote file systems are of no common kind.
         if not (type(error).__module__.startswith("tensorflow.") and _ADDRESS.search(str(error))):

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeVar
 
-from absl import logging
 from etils import epath
 
 from tf_teaforn.cores import usable_cores
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 PREPARED = "prepared.json"
 # Documents handed to another process at a time.
 _CHUNK = 1024
+# Numbers of shards, of five digits in their names.
+SHARDS = range(1, 100_000)
+
+_logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -191,7 +195,7 @@ class GapSource:
                 "or give longer documents."
             )
         if left_out:
-            logging.warning(
+            _logger.warning(
                 "%s: left out %d of %d documents: fewer than two sentences within "
                 "--gap_max_words=%d.",
                 where,
@@ -309,10 +313,6 @@ class PreparedSource:
         return f"prepared:{self._manifest()['splits'][split]}:" + ":".join(
             f"{path}:{size_and_time(path)}" for path in self.files(split)
         )
-
-
-# Their numbers have five digits.
-SHARDS = range(1, 100_000)
 
 
 def shard_names(split: str, shards: int) -> list[str]:

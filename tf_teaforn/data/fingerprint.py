@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import logging
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 
-from absl import logging
+_logger = logging.getLogger(__name__)
 
 
 def function_fingerprint(function: Callable | None) -> str:
@@ -116,7 +117,7 @@ def _name(value) -> str:
 
 @functools.cache
 def _warn_of_unseen(name: str):
-    logging.warning(
+    _logger.warning(
         "A %s that the task's preprocess brings along cannot be looked into: after a change inside "
         "it, delete the tokenised data: the folder cache in --model_dir, or --cache_dir.",
         name,

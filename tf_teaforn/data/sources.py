@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import gzip
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from absl import logging
 from etils import epath
 
 from tf_teaforn.data.fingerprint import function_fingerprint
@@ -28,6 +28,8 @@ _CHUNK = 4096
 # Bytes read from a file at a time.
 _BLOCK = 1 << 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -47,6 +49,7 @@ class Source(Protocol):
 
 
 def check_split(name: str, split: str, splits: tuple[str, ...]):
+    """Raises `UserError` unless `split` is one of the `splits` of the source or file `name`."""
     if split not in splits:
         raise UserError(f"{name} has no split {split!r}. Write one of: {', '.join(splits)}.")
 
@@ -190,6 +193,7 @@ class TfdsSource:
 
 
 def size_and_time(path: str) -> str:
+    """What changes when a file does, for the `fingerprint` of a source."""
     if is_remote(path):
         stat = epath.Path(path).stat()
         return f"{stat.length}:{stat.mtime}"
@@ -318,6 +322,7 @@ def line_text(line: bytes) -> bytes:
 
 
 def is_blank(line: bytes) -> bool:
+    """Whether a line's text is nothing or white space."""
     return not line_text(line).decode().strip()
 
 
@@ -413,7 +418,7 @@ def _count_pairs(files: tuple[str, ...], drop_blank: bool, fingerprint: str) -> 
     if kept == 0:
         raise UserError(f"{','.join(files)}: one side of every pair is blank. Check the files.")
     if kept < pairs:
-        logging.warning(
+        _logger.warning(
             "%s: left out %d of %d pairs, whose source or target is blank.",
             ",".join(files),
             pairs - kept,
