@@ -90,6 +90,11 @@ def gsg_task(
         source = PreparedSource(prepared)
     elif tfds_name:
         names = tfds_splits.split(",")
+        if len(names) > 3:
+            raise UserError(
+                f"--tfds_splits={tfds_splits}: write at most three, for training, validation "
+                "and test."
+            )
         splits = dict(zip(("train", "validation", "test"), names, strict=False))
         source = GapSource(TfdsDocuments(tfds_name, tfds_feature, tfds_feature, splits), settings)
     else:

@@ -52,6 +52,10 @@ def test_options_reach_the_source():
             "--train_files and --prepared: docu",
         ),
         ({"tfds_name": "a"}, "--tfds_name and --tfds_feature go together: write both"),
+        (
+            {"tfds_name": "a", "tfds_feature": "b", "tfds_splits": "a,b,c,d"},
+            "^--tfds_splits=a,b,c,d: write at most three, for training, validation and test",
+        ),
         ({"prepared": "a", "gap_seed": 4}, "--prepared: gap sentences have been chosen"),
         ({"gap_ratio": 2.0}, "--gap_ratio=2.0: write a number above 0 and below 1"),
     ],
