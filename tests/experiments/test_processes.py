@@ -98,6 +98,12 @@ def test_parallel_runs_have_the_cores_or_a_gpu_each(monkeypatch):
     assert processes.share([], 1, 4)["TF_NUM_INTRAOP_THREADS"] == "3"
     environments = [processes.share(["0", "3"], index, 2) for index in range(2)]
     assert environments == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
+    # More than there are GPUs.
+    for index, gpu in enumerate(("0", "3", "0")):
+        assert processes.share(["0", "3"], index, 3) == {
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     assert processes.visible_gpus() == ["1", "2"]
     # One run has all devices, for --strategy=mirrored.

@@ -119,13 +119,15 @@ def visible_gpus():
 
 
 def share(gpus, index, count):
-    """Environment of the index-th of so many processes: a GPU each, or a share of the cores.
+    """Environment of the index-th of so many processes: a GPU, or a share of the cores.
 
     A single one has all that there is.
     """
     if count == 1:
         return {}
     if gpus:
-        return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
+        # TensorFlow takes nearly all memory of a GPU at its start, and leaves none to a second one.
+        growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if count > len(gpus) else {}
+        return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)], **growth}
     threads = str(max(1, usable_cores() // count))
     return {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": "1"}
