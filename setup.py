@@ -47,6 +47,7 @@ setup(
         "matplotlib>=3.9",
         "num2words==0.5.14",
         "numpy>=1.26",
+        "portalocker>=2.7",
         "rouge-score>=0.1.2",
         "sacrebleu>=2.4",
         "safetensors>=0.4",

@@ -1,6 +1,8 @@
 """What bin/evaluate computes and writes, with a translator of known answers."""
 
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -8,15 +10,18 @@ import logging
 import subprocess
 import sys
 import tarfile
+import threading
 import types
+from pathlib import Path
 
+import portalocker
 import pytest
 import sacrebleu
 
 from tf_teaforn import evaluation, metrics, model_dir
 from tf_teaforn.config import RunConfig
 from tf_teaforn.data.sources import GeneratedSource, TfdsSource
-from tf_teaforn.data.test_sets import language_pair_of
+from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.evaluation import Request
 from tf_teaforn.task import Task
@@ -218,11 +223,64 @@ def test_a_log_in_page_in_place_of_a_test_set(folder, wmt14, tmp_path, monkeypat
     assert refused() == message
 
 
+def cached(dataset):
+    """{field: path} of a test set in the cache, whose folder is there."""
+    fields = dataset.fieldnames("en-de")
+    paths = {field: Path(dataset._get_txt_file_path("en-de", field)) for field in fields}
+    paths["src"].parent.mkdir(parents=True, exist_ok=True)
+    return paths
+
+
+def test_a_test_set_that_another_process_is_writing(wmt14, monkeypatch):
+    begun, ready = threading.Event(), threading.Event()
+
+    def process_to_text(pair):
+        files = [open(path, "w") for path in cached(wmt14).values()]
+        for line in ("one\n", "two\n"):
+            for file in files:
+                file.write(line)
+                file.flush()
+            begun.set()
+            assert ready.wait(60)
+        for file in files:
+            file.close()
+
+    monkeypatch.setattr(wmt14, "process_to_text", process_to_text)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        writer = pool.submit(read_test_set, "wmt14", "en-de")
+        assert begun.wait(60)
+        reader = pool.submit(read_test_set, "wmt14", "en-de")
+        concurrent.futures.wait([reader], timeout=0.3)
+        ready.set()
+    assert writer.result() == reader.result() == (["one", "two"], ["one", "two"])
+
+
+def test_a_test_set_in_a_cache_without_locks(wmt14):
+    for path in cached(wmt14).values():
+        path.write_text("one\n")
+    # No file can be opened there.
+    path.with_name("tf_teaforn.lock").mkdir()
+    assert read_test_set("wmt14", "en-de") == (["one"], ["one"])
+
+
+def test_a_test_set_that_takes_long_to_download(wmt14, tmp_path, monkeypatch):
+    (url,) = wmt14.data
+    lock = tmp_path / "cache" / "wmt14" / "raw" / f"{wmt14._get_tarball_filename(url)}.lock"
+    cached(wmt14)
+    lock.parent.mkdir()
+    at_once = functools.partial(portalocker.Lock, timeout=0)
+    monkeypatch.setattr(portalocker, "Lock", lambda path, timeout: at_once(path))
+    with at_once(lock), pytest.raises(UserError) as error:
+        read_test_set("wmt14", "en-de")
+    assert str(error.value) == (
+        f"--test_set=wmt14: another process has been downloading it to {lock.parent} for a minute. "
+        "Wait for it, or end it, and try again."
+    )
+
+
 def test_a_test_set_of_sacrebleu(folder, wmt14):
-    for field in wmt14.fieldnames("en-de"):
-        lines = {"src": [f"source {i}" for i in range(3)], "ref": ["x y", "été\u2028", " z "]}
-        path = model_dir.epath.Path(wmt14._get_txt_file_path("en-de", field))
-        path.parent.mkdir(parents=True, exist_ok=True)
+    lines = {"src": [f"source {i}" for i in range(3)], "ref": ["x y", "été\u2028", " z "]}
+    for field, path in cached(wmt14).items():
         path.write_text("\n".join(lines.get(field, ["-"] * 3)) + "\n")
     task = Task("wmt", "", TfdsSource("wmt14_translate/de-en", "en", "de"), ("bleu",), "bleu", {})
     assert language_pair_of(task.source) == "en-de"

@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import re
 import secrets
 import tempfile
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -88,6 +90,21 @@ def check_writable(path: epath.PathLike) -> None:
             folder = os.path.dirname(folder)
     # Permissions alone do not tell of root, or of a file system that takes no files.
     tempfile.TemporaryFile(dir=folder).close()
+
+
+@contextlib.contextmanager
+def in_turn(path: epath.PathLike) -> Iterator[None]:
+    """Inside is one process at a time; others wait.
+
+    Args:
+        path: of a local file for the lock, which is made and stays.
+
+    Raises:
+        OSError: it cannot be written, or its file system has no locks.
+    """
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def flush(path: epath.PathLike) -> None:

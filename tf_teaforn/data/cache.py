@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
@@ -12,7 +11,6 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +18,7 @@ from tqdm import tqdm
 
 from tf_teaforn.data.tokenizer import PAD_ID, SubwordTokenizer, add_eos
 from tf_teaforn.errors import UserError
-from tf_teaforn.paths import is_remote
+from tf_teaforn.paths import in_turn, is_remote
 
 _logger = logging.getLogger(__name__)
 
@@ -155,7 +153,7 @@ def build_or_load(
     if cache is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_name(path.name + ".lock")):
+            with in_turn(path.with_name(path.name + ".lock")):
                 cache = _load(path, key)
                 if cache is None:
                     _build(path, source.dataset(split), split, tokenizer, key)
@@ -332,13 +330,6 @@ def _map(path: pathlib.Path, name: str, manifest: dict) -> np.ndarray:
     if zlib.crc32(array) != entry["crc32"]:
         raise ValueError(f"the checksum of {name} does not match")
     return array
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _report(cache: TokenCache, split: str, drop_long: bool) -> None:

@@ -1,5 +1,6 @@
 """Test sets by name, as the `sacrebleu` command knows them."""
 
+import contextlib
 import hashlib
 import socket
 import tarfile
@@ -7,8 +8,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from portalocker import LockException
+
 from tf_teaforn.data.sources import TfdsSource
 from tf_teaforn.errors import UserError, did_you_mean
+from tf_teaforn.paths import in_turn
 
 # Seconds without an answer after which a download is given up.
 _TIMEOUT = 30
@@ -33,7 +37,8 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
         language_pair: "en-de" and the like.
 
     Raises:
-        UserError: no such set or pair; not in the cache and no way to download it.
+        UserError: no such set or pair; not in the cache and no way to download it, or another
+            process does for more than a minute.
     """
     from sacrebleu.dataset import DATASETS
 
@@ -49,9 +54,41 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
             f"--language_pair={language_pair}: the test set {name} has "
             f"{', '.join(sorted(dataset.langpairs))}. Name one of them."
         )
+    with _alone(dataset):
+        _fetch(dataset, language_pair)
+        sources = list(dataset.source(language_pair))
+        references = [row[0].rstrip() for row in _single_references(dataset, language_pair)]
+    if len(sources) != len(references):
+        raise UserError(
+            f"--test_set={name}: sacrebleu's cache has {len(sources)} sources and "
+            f"{len(references)} references. Remove the set's folder there and try again."
+        )
+    return sources, references
+
+
+@contextlib.contextmanager
+def _alone(dataset) -> Iterator[None]:
+    """Inside no other process of ours reads or writes the set: sacrebleu writes files in place."""
+    folder = Path(dataset._outdir)
+    with contextlib.ExitStack() as stack:
+        # A cache that cannot be written to needs no lock.
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(in_turn(folder / "tf_teaforn.lock"))
+        yield
+
+
+def _fetch(dataset, language_pair):
+    """Sees to it that the set is in the cache."""
+    name = dataset.name
     try:
         with _timeout():
             dataset.get_files(language_pair)
+    except LockException as error:
+        raise UserError(
+            f"--test_set={name}: another process has been downloading it to {dataset._rawdir} for "
+            "a minute. Wait for it, or end it, and try again."
+        ) from error
     # sacrebleu exits where certificates or checksums are wrong.
     except (OSError, SystemExit, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         damaged = _damaged(dataset)
@@ -65,14 +102,6 @@ def read_test_set(name: str, language_pair: str | None) -> tuple[list[str], list
             f"Run `sacrebleu --download {name} -l {language_pair}` where there is a network; the "
             "cache is $SACREBLEU, or ~/.sacrebleu, and can be copied."
         ) from error
-    sources = list(dataset.source(language_pair))
-    references = [row[0].rstrip() for row in _single_references(dataset, language_pair)]
-    if len(sources) != len(references):
-        raise UserError(
-            f"--test_set={name}: sacrebleu's cache has {len(sources)} sources and "
-            f"{len(references)} references. Remove the set's folder there and try again."
-        )
-    return sources, references
 
 
 def _damaged(dataset) -> str | None:
