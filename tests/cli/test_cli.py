@@ -634,6 +634,11 @@ class TestSweepAndReport:
             ("sweep", [], r"--experiment is missing\. Which experiment\."),
             ("sweep", ["--experiment=bas"], r"Unknown --experiment=bas\. Did you mean base\?.*"),
             ("sweep", ["--experiment=base", "--n=2"], r"Unknown flag --n\. --help lists all\."),
+            (
+                "sweep",
+                ["--experiment=base", "--beam_size=4"],
+                r"Unknown flag --beam_size\. .*",
+            ),
             ("sweep", ["--scale=medium"], r"--scale=medium: write one of paper, small\."),
             ("sweep", ['--seeds="1'], r"--seeds=\"1: write values with commas between them\."),
             (

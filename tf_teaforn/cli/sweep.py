@@ -21,7 +21,8 @@ from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments.catalog import experiment_names, get_experiment
 
 # What the grid itself varies, and what would end its runs at different steps.
-_GRID = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed", "patience")
+_GRID = ("n", "discount", "shared", "stage_input", "top_k", "word_drop", "seed")
+_GRID += ("beam_size", "patience")
 _TRAIN_FLAGS = ("strategy", "tpu")
 
 
