@@ -21,7 +21,7 @@ from tf_teaforn.cli.sweep import _terminable
 from tf_teaforn.config import RunConfig
 from tf_teaforn.errors import StoppedError, UserError
 from tf_teaforn.experiments import sweep
-from tf_teaforn.experiments.catalog import Arm, Experiment, get_experiment
+from tf_teaforn.experiments.catalog import ALL, Arm, Experiment, get_experiment
 from tf_teaforn.experiments.command_line import file_digests, portable
 from tf_teaforn.experiments.plan import Options, plan, scaled
 from tf_teaforn.experiments.processes import CommandError
@@ -304,6 +304,39 @@ def test_a_new_arm_is_not_tested_against_a_baseline_whose_texts_are_gone(
     run = after.pop(name)
     assert run["status"] == "done" and len(run["evaluations"]) == 2
     assert not run.get("comparisons") and after == before
+
+
+def test_a_new_arm_is_tested_against_texts_whose_checkpoints_are_gone(
+    finished, options, task, tmp_path
+):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    baseline, name = (f"text-transformer_tiny-{a}-seed1" for a in ("n1", "n2-discount0.5"))
+    shutil.rmtree(folder / "runs" / baseline / "checkpoints")
+    # Other texts than those that were scored.
+    texts = folder / "runs" / baseline / "eval"
+    shutil.copy(texts / "test.references.txt", texts / "test-average-2-6-beam2-alpha0.6.txt")
+    alone(finished, folder, lambda results: results["runs"].pop(name))
+    assert sweep.Sweep(EXPERIMENT, folder, options, task, Absent()).run() == []
+    whole, after = (read(path / "results.json")["runs"][name] for path in (finished, folder))
+    assert len(whole["comparisons"]) == 2
+    assert after["comparisons"] == whole["comparisons"][:1]
+
+
+def test_arms_are_compared_without_those_that_are_not_asked_for(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    name = "text-transformer_tiny-n2-discount0.5-seed1"
+    alone(finished, folder, lambda results: results["runs"][name].pop("comparisons"))
+    settings = {k: v for k, v in EXPERIMENT.settings.items() if k != "vocab_size"}
+    # Whose k nobody knows.
+    arms = (*EXPERIMENT.arms, Arm(2, 0.5, top_k=ALL))
+    wide = dataclasses.replace(EXPERIMENT, arms=arms, settings=settings)
+    some = dataclasses.replace(
+        options, arms=("n1", "n2-discount0.5"), settings={"init_from": "bart-base"}
+    )
+    grid = sweep.Sweep(wide, folder, some, task, Absent())
+    grid._compare(grid.runs[0])
+    whole, after = (read(path / "results.json")["runs"][name] for path in (finished, folder))
+    assert after["comparisons"] == whole["comparisons"] != []
 
 
 @pytest.mark.parametrize("order", [("n1", "n2-discount0.5"), ("n2-discount0.5", "n1")])
@@ -828,6 +861,22 @@ def test_runs_whose_checkpoints_are_gone(finished, options, task, tmp_path):
         with contextlib.suppress(KeyboardInterrupt):
             sweep.Sweep(EXPERIMENT, folder, options, task, launch).run()
     assert launched == ["train", "evaluate"] and (model_dir / "eval.old").exists()
+
+
+def test_runs_whose_checkpoints_are_too_few(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    before = read(folder / "results.json")["runs"]
+    for run in (folder / "runs").iterdir():
+        for step in (2, 4):
+            shutil.rmtree(run / "checkpoints" / str(step))
+    grid = sweep.Sweep(EXPERIMENT, folder, options, task, lambda *_: pytest.fail("launched"))
+    assert grid.run() == []
+    assert read(folder / "results.json")["runs"] == before
+    name = "text-transformer_tiny-n1-seed1"
+    alone(finished, folder, lambda results: results["runs"][name]["evaluations"].pop())
+    assert grid.run() == [name]
+    error = read(folder / "results.json")["runs"][name]["error"]
+    assert f"no score, with all metrics, of {name}, average:2, on the test set with" in error
 
 
 def test_after_an_interruption_no_other_run_begins(finished, options, task, tmp_path):

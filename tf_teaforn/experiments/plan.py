@@ -109,6 +109,12 @@ def chosen_arms(experiment: Experiment, options: Options) -> tuple[Arm, ...]:
     return tuple(arm for arm in experiment.arms if not options.arms or arm.name in options.arms)
 
 
+def run_name(task: str, model: str, arm: Arm, seed: int) -> str:
+    """Name of a run and of its folder."""
+    # A model of KerasHub's may be named by its address or folder.
+    return f"{task}-{re.sub('[/:]+', '_', model)}-{arm.name}-seed{seed}"
+
+
 def plan(
     experiment: Experiment, options: Options, get_task: Callable[[str], Task], vocab_size: Mapping
 ) -> list[Run]:
@@ -147,8 +153,6 @@ def plan(
                 if arm.shared:
                     # There is nothing to initialize.
                     settings.pop("clone_init", None)
-                # A model of KerasHub's may be named by its address or folder.
-                model = re.sub("[/:]+", "_", common["model"])
-                name = f"{task}-{model}-{arm.name}-seed{seed}"
+                name = run_name(task, common["model"], arm, seed)
                 runs.append(Run(name, task, arm, seed, settings))
     return runs

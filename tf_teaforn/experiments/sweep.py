@@ -41,7 +41,7 @@ from tf_teaforn.experiments.command_line import (
     portable,
     task_options_in,
 )
-from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, scaled
+from tf_teaforn.experiments.plan import Run, chosen_tasks, plan, run_name, scaled
 from tf_teaforn.experiments.processes import (
     CommandError,
     EndedError,
@@ -93,12 +93,11 @@ class Sweep:
         self._check_averages()
         self.records = Records(self.output_dir / "results.json")
 
-    def plan(self, **changes) -> list[Run]:
-        """The runs, as far as the sizes of vocabularies are known, with changed options."""
+    def plan(self) -> list[Run]:
+        """The runs, as far as the sizes of vocabularies are known."""
         found = {task: self._vocabulary(task) for task in self.tasks.values()}
         sizes = {task: _vocabulary_size(path) for task, path in found.items() if path.exists()}
-        options = dataclasses.replace(self.options, **changes)
-        return plan(self.experiment, options, self.get_task, sizes)
+        return plan(self.experiment, self.options, self.get_task, sizes)
 
     def _check_averages(self):
         """Raises `UserError` where a run would have too few checkpoints for an average."""
@@ -506,13 +505,13 @@ class Sweep:
         return best not in checkpoint.steps(model_dir) or checkpoint.is_best(model_dir, best)
 
     def _is_recorded(self, run):
-        """Whether the results file has all of a run whose checkpoints are not there.
+        """Whether the results file has all of a run that cannot be scored any more.
 
         Raises:
             OtherRunError: what it has is another run, or scored otherwise.
         """
         record = self.records.run(run.name)
-        if self._has_checkpoints(run) or record.get("status") != "done":
+        if self._can_be_scored(run) or record.get("status") != "done":
             return False
         different = self._differences(self._recorded(run, record), self._expected(run))
         if different:
@@ -564,6 +563,16 @@ class Sweep:
     def _has_checkpoints(self, run):
         return bool(checkpoint.steps(self._model_dir(run)))
 
+    def _can_be_scored(self, run):
+        """Whether there are all checkpoints that the experiment asks for."""
+        if not self._has_checkpoints(run):
+            return False
+        with contextlib.suppress(UserError):
+            for spec in self.experiment.checkpoints:
+                checkpoint.resolve(self._model_dir(run), spec)
+            return True
+        return False
+
     def _differences(self, found, expected):
         return differences(found, expected, self.experiment.checkpoints)
 
@@ -614,15 +623,15 @@ class Sweep:
     def _set_name(self, role):
         return self.experiment.sets[role].partition("=")[2].replace("/", "_")
 
-    def _evaluation_path(self, run, role, spec, beam_size):
-        """The .json of an evaluation."""
-        name = checkpoint.resolve(self._model_dir(run), spec).name
-        alpha = float(self._alpha(run))
-        file = f"{self._set_name(role)}-{name}-beam{beam_size}-alpha{alpha}.json"
-        return self._model_dir(run) / "eval" / file
+    def _evaluation_path(self, name, role, checkpoint_name, beam_size, alpha):
+        """The .json of an evaluation of the run of that name."""
+        file = f"{self._set_name(role)}-{checkpoint_name}-beam{beam_size}-alpha{alpha}.json"
+        return self.output_dir / "runs" / name / "eval" / file
 
     def _read_evaluation(self, run, role, spec, beam_size):
-        path = self._evaluation_path(run, role, spec, beam_size)
+        chosen = checkpoint.resolve(self._model_dir(run), spec)
+        alpha = float(self._alpha(run))
+        path = self._evaluation_path(run.name, role, chosen.name, beam_size, alpha)
         if not path.exists():
             return None
         try:
@@ -631,7 +640,7 @@ class Sweep:
             return None
         if not isinstance(result, dict):
             return None
-        if result.get("steps") != list(checkpoint.resolve(self._model_dir(run), spec).steps):
+        if result.get("steps") != list(chosen.steps):
             # Of what was the best checkpoint then.
             return None
         result["command"] = portable(result.get("command", ""))
@@ -663,46 +672,50 @@ class Sweep:
     def _compare(self, run):
         """Tests the run, or all that go with it, against the first arm's run of the same seed."""
         # Arms that are not asked for now may have been run before.
-        grid = self.plan(arms=())
-        peers = [other for other in grid if (other.seed, other.task) == (run.seed, run.task)]
-        baseline = next(other for other in peers if other.arm == self.experiment.arms[0])
-        others = [other for other in peers if other is not baseline]
-        for other in others if run == baseline else [run]:
-            records = [self.records.run(r.name) for r in (baseline, other)]
+        model = run.settings["model"]
+        baseline, *others = (
+            run_name(run.task, model, arm, run.seed) for arm in self.experiment.arms
+        )
+        for other in others if run.name == baseline else [run.name]:
+            records = [self.records.run(name) for name in (baseline, other)]
             known = records[1].get("comparisons", [])
-            found = [old for old in known if self._is_current(other.name, old)]
+            found = [old for old in known if self._is_current(other, old)]
             if all(r.get("status") == "done" and not r.get("error") for r in records):
-                found += self._new_comparisons(baseline, other, found)
+                new = self._new_comparisons(run.task, baseline, other, found)
+                # Texts beside a results file of elsewhere may be of other scores.
+                found += [one for one in new if self._is_current(other, one)]
             if found != known:
-                new = {"comparisons": sorted(found, key=place)}
-                self.records.change_run(other.name, lambda record, new=new: {**record, **new})
+                found.sort(key=place)
+                self.records.change_run(
+                    other, lambda record, found=found: {**record, "comparisons": found}
+                )
 
-    def _new_comparisons(self, baseline, other, known):
+    def _new_comparisons(self, task, baseline, other, known):
         """Those that can be made: of texts that are there."""
-        metric = self.get_task(other.task).headline_metric
+        metric = self.get_task(task).headline_metric
         for role, beam_size in itertools.product(self.experiment.sets, self.experiment.beam_sizes):
-            spec = self.experiment.checkpoints[0]
             labels = {
                 "role": role,
-                "checkpoint_flag": spec,
+                "checkpoint_flag": self.experiment.checkpoints[0],
                 "beam_size": beam_size,
                 "metric": metric,
-                "with": baseline.name,
+                "with": baseline,
             }
-            scores = [self._score(run.name, labels) for run in (baseline, other)]
-            paths = [self._text_path(run, role, spec, beam_size) for run in (baseline, other)]
+            scores = [self._score(name, labels) for name in (baseline, other)]
+            paths = [self._text_path(name, labels) for name in (baseline, other)]
             compared = any(labels.items() <= old.items() for old in known)
             if not compared and None not in (*scores, *paths):
                 references = paths[0].with_name(f"{self._set_name(role)}.references.txt")
                 texts = [read_lines(path) for path in (*paths, references)]
                 yield {**labels, **dataclasses.asdict(compare(metric, *texts))}
 
-    def _text_path(self, run, role, spec, beam_size):
-        """The .txt of an evaluation, or None where it is gone."""
-        try:
-            path = self._evaluation_path(run, role, spec, beam_size).with_suffix(".txt")
-        except UserError:
-            return None
+    def _text_path(self, name, labels):
+        """The .txt of what a run's `_score` is the score of, or None where it is gone."""
+        evaluation = self._evaluation(name, labels)
+        # The record says which file that is: the checkpoints may be gone.
+        role, _, beam_size = place(labels)
+        scored = (evaluation.get("checkpoint"), beam_size, evaluation.get("beam_alpha"))
+        path = self._evaluation_path(name, role, *scored).with_suffix(".txt")
         references = path.with_name(f"{self._set_name(role)}.references.txt")
         return path if path.exists() and references.exists() else None
 
@@ -718,10 +731,12 @@ class Sweep:
 
     def _score(self, name, labels):
         """The score of a run that a comparison with these labels is about, or None."""
-        for evaluation in self.records.run(name).get("evaluations", []):
-            if place(evaluation) == place(labels):
-                return evaluation["metrics"].get(labels["metric"])
-        return None
+        return self._evaluation(name, labels).get("metrics", {}).get(labels["metric"])
+
+    def _evaluation(self, name, labels):
+        """The recorded evaluation with that score; empty where there is none."""
+        recorded = self.records.run(name).get("evaluations", [])
+        return next((one for one in recorded if place(one) == place(labels)), {})
 
     # Results
 
