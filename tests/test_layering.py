@@ -59,6 +59,7 @@ LAYERS = {
         "tf_teaforn/checkpoint.py",
         "tf_teaforn/config.py",
         _CORES,
+        "tf_teaforn/data",
         "tf_teaforn/lock.py",
         "tf_teaforn/metrics.py",
         "tf_teaforn/task.py",

@@ -585,6 +585,31 @@ def test_a_sweep_without_a_test_file_does_not_begin(options, tmp_path):
         grid.run()
 
 
+def test_a_sweep_whose_test_sets_cannot_be_read_does_not_begin(
+    finished, options, task, tmp_path, monkeypatch
+):
+    alone(finished, tmp_path)
+    asked = []
+
+    def read_test_set(*given):
+        asked.append(given)
+        raise UserError("--test_set=wmt14/full is not in sacrebleu's cache")
+
+    monkeypatch.setattr(sweep, "read_test_set", read_test_set)
+    monkeypatch.setattr(sweep, "language_pair_of", lambda source: "en-fr")
+    named = dataclasses.replace(EXPERIMENT, sets={"test": "--test_set=wmt14/full"})
+    launch = Absent()
+    third = dataclasses.replace(options, seeds=(3,))
+    grid = sweep.Sweep(named, tmp_path, third, task, launch)
+    assert grid.commands() and asked == []
+    with pytest.raises(UserError, match="^--test_set=wmt14/full is not in"):
+        grid.run()
+    assert asked == [("wmt14/full", "en-fr")] and launch.calls == []
+    # Of runs that were scored no set is needed.
+    assert sweep.Sweep(named, tmp_path, options, task, launch).run() == []
+    assert len(asked) == 1
+
+
 def test_a_run_that_was_trained_without_a_test_file(options):
     expected = RunConfig(task="text", task_options=options.task_options)
     files = {name: path for name, path in options.task_options.items() if name != "test_files"}

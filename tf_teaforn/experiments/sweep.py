@@ -32,6 +32,7 @@ import sentencepiece
 
 from tf_teaforn import checkpoint
 from tf_teaforn.config import RunConfig
+from tf_teaforn.data.test_sets import language_pair_of, read_test_set
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.command_line import (
     FILES,
@@ -346,10 +347,14 @@ class Sweep:
     def _check_sets(self, task):
         """Raises `UserError` where there is nothing to score runs on."""
         source = self.get_task(task).source
-        for role in self.experiment.sets:
-            name = self._set_name(role)
-            if self.experiment.sets[role].startswith("--split=") and name not in source.splits:
-                source.dataset(name)
+        status = {self.records.run(run.name).get("status") for run in self.runs if run.task == task}
+        for given in self.experiment.sets.values():
+            kind, _, name = given.partition("=")
+            if kind == "--split":
+                if name not in source.splits:
+                    source.dataset(name)
+            elif status != {"done"}:
+                read_test_set(name, language_pair_of(source))
 
     # Vocabularies
 
