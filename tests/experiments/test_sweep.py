@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -92,11 +93,11 @@ def task(options):
 
 
 @pytest.fixture(scope="module")
-def finished(call_command, options, task, tmp_path_factory):
+def finished(call_command, eagerly, options, task, tmp_path_factory):
     """(folder, launcher) after a run of the grid in which two of four runs were made to fail."""
     folder = tmp_path_factory.mktemp("sweep")
     launcher = Launcher(call_command)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, eagerly():
         sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 1}
         *parts, _ = catalog._MODELS["transformer_tiny"]
         patch.setitem(catalog._MODELS, "transformer_tiny", (*parts, {**sizes, "dropout": 0.1}))
@@ -886,6 +887,32 @@ def test_runs_whose_checkpoints_are_gone(finished, options, task, tmp_path):
         with contextlib.suppress(KeyboardInterrupt):
             sweep.Sweep(EXPERIMENT, folder, options, task, launch).run()
     assert launched == ["train", "evaluate"] and (model_dir / "eval.old").exists()
+
+
+def test_every_kind_of_checkpoint_is_scored(finished, options, task, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    before = read(folder / "results.json")["runs"]
+
+    def launch(command, flags, *_):
+        (model_dir,) = (Path(f.partition("=")[2]) for f in flags if f.startswith("--model_dir="))
+        assert command == "evaluate"
+        assert {"--checkpoint=best", "--split=test", "--beam_size=1,2"} < {*flags}
+        best = {"checkpoint": "best", "steps": checkpoint.resolve(model_dir, "best").steps}
+        for k, evaluation in enumerate(before[model_dir.name]["evaluations"], start=1):
+            path = model_dir / "eval" / f"test-best-beam{k}-alpha0.6.json"
+            path.write_text(json.dumps({**evaluation, **best, "metrics": {"bleu": 40 + k}}))
+
+    both = dataclasses.replace(EXPERIMENT, checkpoints=("average:2", "best"), metrics=("bleu",))
+    assert sweep.Sweep(both, folder, options, task, launch).run() == []
+    for name, run in read(folder / "results.json")["runs"].items():
+        of_average, of_best = run["evaluations"][:2], run["evaluations"][2:]
+        assert of_average == before[name]["evaluations"]
+        for k, evaluation in enumerate(of_best, start=1):
+            assert (evaluation["checkpoint_flag"], evaluation["role"]) == ("best", "test")
+            assert (evaluation["beam_size"], evaluation["metrics"]) == (k, {"bleu": 40 + k})
+        assert len(of_best) == 2
+        # Tables show the first kind.
+        assert run.get("comparisons") == before[name].get("comparisons")
 
 
 def test_runs_whose_checkpoints_are_too_few(finished, options, task, tmp_path):
