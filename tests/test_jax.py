@@ -78,13 +78,15 @@ def weights_of(model):
     return {weight.path: ops.convert_to_numpy(weight) for weight in model.weights}
 
 
-def train(model, optimizer, epochs=1):
+def train(model, optimizer, epochs=1, evaluate=True):
+    import keras
+
     inputs, targets, weights = testing.padded_batch(testing.random_pairs(8, 4, 5))
-    model.compile(optimizer=optimizer)
+    # What JAX is compared with: to trace its steps takes longer than to take them.
+    model.compile(optimizer=optimizer, run_eagerly=keras.backend.backend() == "tensorflow")
     arguments = {"sample_weight": weights, "batch_size": 4, "verbose": 0}
     history = model.fit(inputs, targets, shuffle=False, epochs=epochs, **arguments).history
-    if model.micro_batch_tokens is None:
-        # Which has no parts.
+    if evaluate:
         history["evaluated"] = model.evaluate(inputs, targets, return_dict=True, **arguments)
     return history
 
@@ -118,7 +120,9 @@ def run(folder, read_weights):
 def train_and_write(model, name):
     import keras
 
-    logs = train(model, keras.optimizers.SGD(0.3, momentum=0.5), epochs=2)
+    # An evaluation has no parts.
+    whole = model.micro_batch_tokens is None
+    logs = train(model, keras.optimizers.SGD(0.3, momentum=0.5), epochs=2, evaluate=whole)
     np.savez(f"{name}-trained.npz", **weights_of(model))
     Path(f"{name}.json").write_text(json.dumps(logs))
 
@@ -168,7 +172,7 @@ def run_on_jax(folder):
     # A model with all that draws random numbers learns, and is saved and loaded.
     model = TeaForN(testing.tiny_model(dropout=0.1), n=2, word_drop=0.1)
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.03), initial_scale=8.0)
-    losses = train(model, scaled, epochs=8)["loss"]
+    losses = train(model, scaled, epochs=8, evaluate=False)["loss"]
     assert losses[-1] < losses[0] - 0.2, losses
     model.save(f"{folder}/jax.keras")
     loaded = keras.saving.load_model(f"{folder}/jax.keras")
@@ -197,17 +201,22 @@ def check_datasets():
     inputs, targets, weights = batch_of("1")
     good = tf.data.Dataset.from_tensors((inputs, targets, weights))
     bad = tf.data.Dataset.from_tensors((inputs, targets + testing.TINY_VOCABULARY_SIZE, weights))
+
+    def compiled():
+        # One a run: Keras takes a model's weights for the time of a call, also of one that fails.
+        model = TeaForN(testing.tiny_model(), n=1)
+        model.compile(optimizer="sgd")
+        return model
+
+    evaluated = compiled().evaluate(good, return_dict=True, verbose=0)
+    assert evaluated["tokens"] == weights.sum()
     for run in (
         lambda model: model.fit(bad, verbose=0),
         lambda model: model.fit(good, validation_data=bad, verbose=0),
         lambda model: model.evaluate(bad, verbose=0),
     ):
-        # Of its own: Keras takes a model's weights for the time of a call, also of one that fails.
-        model = TeaForN(testing.tiny_model())
-        model.compile(optimizer="sgd")
-        assert model.evaluate(good, return_dict=True, verbose=0)["tokens"] == weights.sum()
         with pytest.raises(tf.errors.InvalidArgumentError, match="targets: an id is outside of"):
-            run(model)
+            run(compiled())
 
 
 def loss_after_a_step(model):
@@ -349,6 +358,8 @@ def results(tmp_path_factory):
     run(folder, read_weights=False)
     other = teaforn("3-unshared")
     other.compile(optimizer=build_optimizer(TrainingConfig(learning_rate=0.01, warmup_steps=0)))
+    # Not of compile, whose arguments are saved.
+    other.run_eagerly = True
     for _ in range(2):
         loss_after_a_step(other)
     other.save(folder / "other.keras")
