@@ -79,7 +79,13 @@ def assert_same_weights(a, b, atol):
 
 all_settings = pytest.mark.parametrize(
     ("n", "shared", "stage_input"),
-    [(1, True, "hidden"), *itertools.product((2, 3), (True, False), STAGE_INPUTS)],
+    # The first stages of three are those of two.
+    [
+        (1, True, "hidden"),
+        (2, True, "hidden"),
+        (2, False, "hidden"),
+        *itertools.product((3,), (True, False), STAGE_INPUTS),
+    ],
 )
 
 
@@ -338,7 +344,7 @@ def test_padding_changes_no_loss():
     [
         (1, True, "hidden"),
         *itertools.product((2,), (True, False), ("top_1", "top_5_scattered", "top_v")),
-        *itertools.product((2, 3, 4), (True, False), ("hidden", "top_4")),
+        *itertools.product((4,), (True, False), ("hidden", "top_4")),
     ],
 )
 def test_packed_sentences_are_separate_sentences(n, shared, stage_input):
@@ -365,7 +371,7 @@ def test_half_a_packed_batch_is_refused(missing):
         model.seq2seq(inputs)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 4])
 def test_packed_sentences_with_the_same_words_dropped(n, monkeypatch):
     model = teaforn(n=n, word_drop=0.4)
     draws = np.random.default_rng(0).uniform(size=(len(PAIRS), 12)).astype("float32")
@@ -582,7 +588,7 @@ def test_other_decoders_recomputed(decoder):
 # A row at a time, and two; four rows of at most five tokens make a batch.
 def test_parts_of_a_batch_are_the_batch():
     whole = teaforn(n=2)
-    history = fit(whole, keras.optimizers.SGD(0.1), epochs=3)
+    history = fit(whole, keras.optimizers.SGD(0.1), epochs=3, run_eagerly=True)
     for micro_batch_tokens in (1, 19):
         parts = teaforn(n=2, micro_batch_tokens=micro_batch_tokens)
         other = fit(parts, keras.optimizers.SGD(0.1), epochs=3)
@@ -700,14 +706,14 @@ def test_optimizers_train_every_weight_but_row_zero(optimizer):
 
 def test_loss_scaling_changes_nothing():
     plain, scaled = teaforn(n=2), teaforn(n=2)
-    fit(plain, keras.optimizers.SGD(0.1))
+    fit(plain, keras.optimizers.SGD(0.1), run_eagerly=True)
     fit(scaled, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0))
     assert_same_weights(plain, scaled, atol=1e-6)
 
 
 def test_several_steps_an_execution_change_nothing():
     one, several = teaforn(n=2), teaforn(n=2)
-    history = fit(one, "sgd", epochs=2)
+    history = fit(one, "sgd", epochs=2, run_eagerly=True)
     other = fit(several, "sgd", epochs=2, steps_per_execution=2)
     assert_same_weights(one, several, atol=1e-6)
     for name, values in history.items():
@@ -867,12 +873,13 @@ def test_callbacks(tmp_path):
     assert list((tmp_path / "tensorboard" / "validation").glob("events*"))
 
     loaded = keras.saving.load_model(tmp_path / "best.keras")
+    loaded.run_eagerly = True
     arguments = {"sample_weight": WEIGHTS, "return_dict": True, "verbose": 0}
     evaluated = loaded.evaluate(INPUTS, TARGETS, **arguments)
     assert evaluated["loss"] == pytest.approx(min(validation), rel=1e-5)
     other = TeaForN(testing.tiny_model(seed=3), n=2)
     other.load_weights(tmp_path / "1.weights.h5")
-    other.compile()
+    other.compile(run_eagerly=True)
     evaluated = other.evaluate(INPUTS, TARGETS, **arguments)
     assert evaluated["loss"] == pytest.approx(validation[0], rel=1e-5)
 
@@ -978,7 +985,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(name, bad):
     arrays[name] = arrays[name].copy()
     arrays[name][1, 2] = bad
     targets = arrays.pop("targets")
-    model = teaforn()
+    model = teaforn(n=1)
     model.compile(optimizer="sgd")
     before = values_of(model)
     message = f"{name} has the id {bad}: the vocabulary has those from 0 to {VOCABULARY_SIZE - 1}"
