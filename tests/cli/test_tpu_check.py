@@ -14,6 +14,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from tests import nano_model  # noqa: F401
 from tf_teaforn import TeaForN, build_model
 from tf_teaforn.cli import tpu_check
 from tf_teaforn.config import RunConfig
@@ -24,7 +25,8 @@ from tf_teaforn.optimizers import Adafactor
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     "--task=wmt14_enfr",
-    "--model=transformer_tiny",
+    "--module_import=tests.nano_model",
+    "--model=transformer_thin",
     "--vocab_size=500",
     "--max_source_length=16",
     "--max_target_length=8",
@@ -36,7 +38,7 @@ SHAPE = {
     "source_length": 16,
     "target_length": 8,
     "vocabulary_size": 500,
-    "num_layers": 2,
+    "num_layers": 1,
     "hidden_dim": 128,
     "intermediate_dim": 512,
 }
@@ -45,7 +47,7 @@ INSTALLED = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
 
 def state_bytes():
     """Of weights and optimizer; arrays on a TPU are padded to multiples of some sizes."""
-    model = TeaForN(build_model("transformer_tiny", 500), n=1)
+    model = TeaForN(build_model("transformer_thin", 500), n=1)
     optimizer = Adafactor()
     optimizer.build(model.trainable_variables)
     variables = [*model.weights, *optimizer.variables]
@@ -57,6 +59,7 @@ def check(*flags, backend="tensorflow"):
         [sys.executable, ROOT / "bin" / "tpu_check", *SMALL, *flags],
         capture_output=True,
         text=True,
+        cwd=ROOT,
         env={**os.environ, "KERAS_BACKEND": backend},
     )
 
