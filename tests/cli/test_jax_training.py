@@ -65,11 +65,12 @@ def on_jax(model_dir, flags, devices=1, **environment):
 
 
 @pytest.fixture(scope="module")
-def runs(flags, call_command, tmp_path_factory):
+def runs(flags, call_command, eagerly, tmp_path_factory):
     """{name: folder}: seven steps on TensorFlow; JAX continues from the third to the sixth."""
     folder = tmp_path_factory.mktemp("jax_training")
     whole = folder / "tensorflow"
-    assert call_command("train", *flags, "--train_steps=7", f"--model_dir={whole}") == 0
+    with eagerly():
+        assert call_command("train", *flags, "--train_steps=7", f"--model_dir={whole}") == 0
     # As if it had ended there: what is compared with the whole run is made by JAX.
     first = [record for record in records(whole) if record["step"] <= 3]
     for name in ("jax", "mesh"):
@@ -136,6 +137,7 @@ def unbroken(flags, tmp_path_factory):
     """
     more = (
         *flags,
+        "--n=1",
         "--dropout=0.1",
         "--word_drop=0.1",
         "--optimizer=adam",
@@ -169,9 +171,10 @@ def test_a_run_continues_under_jax(unbroken, tmp_path):
             np.testing.assert_array_equal(actual[path], value, err_msg=path)
 
 
-def test_a_run_changes_back(runs, flags, call_command, tmp_path):
+def test_a_run_changes_back(runs, flags, call_command, eagerly, tmp_path):
     model_dir = shutil.copytree(runs / "mesh", tmp_path / "model")
-    assert call_command("train", *flags, "--train_steps=7", f"--model_dir={model_dir}") == 0
+    with eagerly():
+        assert call_command("train", *flags, "--train_steps=7", f"--model_dir={model_dir}") == 0
     actual, expected = (
         [record for record in records(folder) if record["step"] == 7]
         for folder in (model_dir, runs / "tensorflow")
