@@ -495,22 +495,29 @@ def test_a_shared_table_under_another_name(changed, family, monkeypatch):
     assert [name for name in read if name in (kept, *names)] == ["model.shared.weight"]
 
 
-def with_copy(changed, folders, name, copy, keep, add=0.0):
-    """(folder, name of the shared table, of its copy): `keep` says whether the first is there."""
+COPIES = ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+
+
+def with_copies(changed, folders, name, copies, keep, add=0.0):
+    """(folder, names of the shared table and of its copies).
+
+    `keep` says whether the first is there.
+    """
     prefix = "" if name == "t5" else "model."
     shared = f"{prefix}shared.weight"
-    copy = f"{copy}.weight" if copy == "lm_head" else f"{prefix}{copy}.weight"
+    names = [f"{'' if copy == 'lm_head' else prefix}{copy}.weight" for copy in copies]
     table = safetensors.numpy.load_file(folders[name] / "model.safetensors")[shared]
-    tensors = {shared: table if keep else None, copy: table + np.float32(add)}
-    return changed(name, tensors=tensors), shared, copy
+    tensors = {shared: table if keep else None, **dict.fromkeys(names, table + np.float32(add))}
+    return changed(name, tensors=tensors), shared, names
 
 
-@pytest.mark.parametrize("copy", ["encoder.embed_tokens", "decoder.embed_tokens", "lm_head"])
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    ("keep", "copies"), [(True, COPIES), *((False, (copy,)) for copy in COPIES)]
+)
 @pytest.mark.parametrize("name", ["bart", "marian", "t5"])
-def test_copies_of_the_shared_table(name, keep, copy, changed, folders, family):
+def test_copies_of_the_shared_table(name, keep, copies, changed, folders, family):
     """One may stand for it, as in transformers 5.24."""
-    folder, _, _ = with_copy(changed, folders, name, copy, keep)
+    folder, _, _ = with_copies(changed, folders, name, copies, keep)
     for ours, weight in zip(
         family(name).seq2seq.weights, open_folder(folder).build().weights, strict=True
     ):
@@ -528,7 +535,7 @@ def test_copies_of_the_shared_table(name, keep, copy, changed, folders, family):
 )
 def test_a_copy_of_other_values_is_refused(name, copy, changed, folders):
     """transformers 5.24 takes it for a table of its own."""
-    folder, shared, copy = with_copy(changed, folders, name, copy, keep=True, add=1.0)
+    folder, shared, (copy,) = with_copies(changed, folders, name, (copy,), keep=True, add=1.0)
     with pytest.raises(UserError, match=f"{copy} differs from {shared}: they must be one"):
         open_folder(folder).build()
 
