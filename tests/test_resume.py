@@ -26,13 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS, EVAL_EVERY = 24, 12
 # Name -> flags, and the signals of further interruptions.
 CASES = {
-    "bucket-shared": (("--batching=bucket", "--optimizer=adam"), [signal.SIGTERM]),
+    "bucket": (("--batching=bucket", "--optimizer=adam"), [signal.SIGTERM]),
     "bucket-unshared": (
-        ("--batching=bucket", "--noshared", "--optimizer=adafactor", "--micro_batch_tokens=48"),
+        (
+            "--batching=bucket",
+            "--n=2",
+            "--noshared",
+            "--optimizer=adafactor",
+            "--micro_batch_tokens=48",
+        ),
         [signal.SIGINT],
     ),
-    "pack-shared": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
-    "fixed-shared": (
+    "pack": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
+    "fixed": (
         ("--batching=fixed", "--optimizer=sgd", "--log_every=5", "--micro_batch_tokens=48"),
         [],
     ),
@@ -170,7 +176,7 @@ def run_case(name, folder):
         *(f"--{split}_files={corpus / split}.tsv" for split in ("train", "valid", "test")),
         *nano_model.FLAGS,
         f"--vocab={corpus / 'vocab.model'}",
-        "--n=2",
+        "--n=1",
         "--max_source_length=24",
         "--max_target_length=24",
         "--batch_tokens=128",

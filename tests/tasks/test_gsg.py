@@ -73,7 +73,7 @@ def test_a_vocabulary_without_the_mask_is_found(tmp_path, symbols, missing):
     assert missing_symbols(get_task("text"), tokenizer) == []
 
 
-def test_training(tmp_path, call_command):
+def test_training(tmp_path, call_command, eagerly):
     """N = 3 learns; sources longer than the maximum are cut, not left out."""
     lines = [document.replace("\n", "<n>") for document in DOCUMENTS]
     (tmp_path / "documents.txt").write_text("\n".join(lines * 8))
@@ -96,7 +96,8 @@ def test_training(tmp_path, call_command):
         "--warmup_steps=1",
         "--learning_rate=0.02",
     )
-    assert call_command("train", *flags, f"--model_dir={tmp_path}/model") == 0
+    with eagerly():
+        assert call_command("train", *flags, f"--model_dir={tmp_path}/model") == 0
     records = [json.loads(line) for line in open(tmp_path / "model" / "metrics.jsonl")]
     train = [record for record in records if record["kind"] == "train"]
     for stage in range(3):
