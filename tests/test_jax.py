@@ -306,9 +306,15 @@ def compilations(steps):
 
     from tf_teaforn.jax_backend.strategy import StepRunner, guarded, make_strategy
 
-    strategy = make_strategy("one")
+    strategy, known = make_strategy("one"), []
+
+    class Asking(TeaForN):
+        def loss_sums(self, *args, **kwargs):
+            known.append(keras.distribution.distribution())
+            return super().loss_sums(*args, **kwargs)
+
     with strategy.scope():
-        model = TeaForN(testing.tiny_model(dropout=0.1), n=2)
+        model = Asking(testing.tiny_model(dropout=0.1), n=2)
         model.compile(optimizer=keras.optimizers.Adam(0.03))
     runner = StepRunner(strategy, model, skip_nonfinite=True)
     batch = runner.put(testing.padded_batch(testing.random_pairs(8, 4, 5)))
@@ -338,6 +344,8 @@ def compilations(steps):
     assert runner.test(types.SimpleNamespace(as_numpy_iterator=lambda: iter([batch])))["loss"] > 0
     for variable, value in zip(model.trainable_variables, weights, strict=True):
         assert variable.value is value and not value.is_deleted()
+    # Steps and validation know over how many devices the rows are.
+    assert len(known) > 1 and all(one is strategy.distribution for one in known)
     # As much as TensorFlow's estimate of the same step, within a factor of 2.
     assert 0.5 < runner.temporary_bytes(64, 20, 20) / TEMPORARY_BYTES < 2
     return compiled

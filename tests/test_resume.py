@@ -37,9 +37,17 @@ CASES = {
         ),
         [signal.SIGINT],
     ),
-    "pack": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3"), []),
+    "pack": (("--batching=pack", "--optimizer=sgd", "--steps_per_execution=3", "--n=2"), []),
+    # Where validations have checkpoints of their own.
     "fixed": (
-        ("--batching=fixed", "--optimizer=sgd", "--log_every=5", "--micro_batch_tokens=48"),
+        (
+            "--batching=fixed",
+            "--optimizer=sgd",
+            "--log_every=5",
+            "--micro_batch_tokens=48",
+            "--checkpoint_every=2",
+            "--eval_every=9",
+        ),
         [],
     ),
 }

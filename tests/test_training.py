@@ -297,6 +297,23 @@ def test_a_validation_that_does_not_end_is_made_up_for(nano, tmp_path, monkeypat
     assert all(checkpoint.is_best(tmp_path / name, 3) for name in ("parts", "whole"))
 
 
+def test_a_validation_loss_that_is_not_finite(nano, tmp_path, monkeypatch, capsys):
+    test = training.StepRunner.test
+    flags = ("--train_steps=4", "--eval_every=2", "--checkpoint_every=2", "--keep=1")
+
+    def second(self, dataset):
+        logs = test(self, dataset)
+        return logs | {"loss": np.nan} if checkpoint.steps(tmp_path)[-1] == 4 else logs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.StepRunner, "test", second)
+        assert nano(tmp_path, *flags) == 2
+    assert "step 4: the validation loss." in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path) == [2]
+    assert nano(tmp_path, *flags) == 0
+    assert checkpoint.steps(tmp_path) == [4]
+
+
 def test_where_a_run_was_stopped_may_become_its_last_step(nano, tmp_path, monkeypatch):
     save = checkpoint.save
 

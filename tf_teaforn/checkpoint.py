@@ -6,8 +6,8 @@
 
 A folder is written as `<name>.tmp`, flushed to the disk and then renamed; what it replaces is
 `<name>.old` until that is done. `state.json` is written last and removed first, so a folder without
-it does not count. It holds the SHA-256 of the files beside it and of itself: a truncated or altered
-checkpoint is noticed when it is read.
+it does not count; `update_state` replaces it in one step. It holds the SHA-256 of the files beside
+it and of itself: a truncated or altered checkpoint is noticed when it is read.
 """
 
 import contextlib
@@ -119,6 +119,9 @@ def update_state(model_dir: epath.PathLike, step: int, state: Mapping[str, Any])
     (folder,) = resolve(model_dir, str(step)).folders
     record = _read_record(folder)
     with _write_errors(folder):
+        # Of a process that was killed here.
+        for leftover in folder.glob(f"{_STATE}.*"):
+            leftover.unlink()
         write_whole(folder / _STATE, _sealed({**record, "state": _plain(dict(state))}))
 
 

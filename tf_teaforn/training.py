@@ -366,7 +366,8 @@ class Run:
                 weights,
                 training,
                 self._checkpoint_state(interrupted),
-                keep=self.config.training.keep + interrupted,
+                # One more than that for what a validation may yet find bad.
+                keep=self.config.training.keep + (interrupted or self._validation_is_due()),
                 delete=self._obsolete,
             )
             self._obsolete = [self.step] if interrupted else []
@@ -391,8 +392,8 @@ class Run:
         """Trains to the last step or until patience runs out; returns the best score.
 
         Raises:
-            StoppedError: SIGTERM or SIGINT, after the step in progress was saved, or another
-                worker is gone.
+            StoppedError: SIGTERM, SIGHUP or SIGINT, after the step in progress was saved, or
+                another worker is gone.
             UserError: see `save` and the flags that the message names.
         """
         if not self.workers.chief:
@@ -687,7 +688,9 @@ class Run:
             self._record("validation", values)
             self._sync_records()
             checkpoint.update_state(self.model_dir, self.step, self._checkpoint_state(False))
-            checkpoint.discard(self.model_dir, {*self._obsolete} - {self.step})
+            oldest = checkpoint.steps(self.model_dir)[: -self.config.training.keep]
+            unwanted = {*self._obsolete, *oldest}
+            checkpoint.discard(self.model_dir, unwanted - {self.step})
             self._obsolete = []
             self._publish_best()
             _write(

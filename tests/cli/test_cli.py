@@ -1060,7 +1060,8 @@ os.write(2, b"no newline")
         expected = "from Python\r" + "\n".join([*self.NEWS, "no newline"])
         assert done.stderr.decode() == expected
 
-    def test_a_terminal_that_is_gone(self, tmp_path):
+    @pytest.mark.parametrize("shown", [{}, {"TF_CPP_MIN_LOG_LEVEL": "0"}])
+    def test_a_terminal_that_is_gone(self, tmp_path, shown):
         """What is written to it raises no error, and the work is saved."""
         code = """
 import logging, sys, time
@@ -1090,7 +1091,7 @@ app.run(lambda values: None, main, "")
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=tmp_path,
-            env={**clean, "PYTHONPATH": str(ROOT)},
+            env={**clean, **shown, "PYTHONPATH": str(ROOT)},
             preexec_fn=lambda: os.login_tty(slave) or signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         try:

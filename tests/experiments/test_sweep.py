@@ -915,11 +915,12 @@ def test_every_kind_of_checkpoint_is_scored(finished, options, task, tmp_path):
         assert run.get("comparisons") == before[name].get("comparisons")
 
 
-def test_runs_whose_checkpoints_are_too_few(finished, options, task, tmp_path):
+@pytest.mark.parametrize("gone", [(2, 4), (4,)])
+def test_runs_whose_checkpoints_are_too_few(finished, options, task, tmp_path, gone):
     folder = shutil.copytree(finished, tmp_path / "copy")
     before = read(folder / "results.json")["runs"]
     for run in (folder / "runs").iterdir():
-        for step in (2, 4):
+        for step in gone:
             shutil.rmtree(run / "checkpoints" / str(step))
     grid = sweep.Sweep(EXPERIMENT, folder, options, task, lambda *_: pytest.fail("launched"))
     assert grid.run() == []

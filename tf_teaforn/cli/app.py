@@ -403,7 +403,12 @@ def _check_paths(name, flag):
                 f"--{name}={','.join(parts)}: there is no file system {found[1]}. Write a path, or "
                 "an address that begins with gs://."
             )
-    parts = [os.path.expanduser(part) for part in parts]
+    # A preset of KerasHub's may be a folder.
+    prefixes = ["keras_nlp:" if part.startswith("keras_nlp:") else "" for part in parts]
+    parts = [
+        prefix + os.path.expanduser(part.removeprefix(prefix))
+        for prefix, part in zip(prefixes, parts, strict=True)
+    ]
     flag.value = parts if several else ",".join(parts)
 
 

@@ -39,7 +39,10 @@ def quiet_tensorflow():
     Call it before tensorflow is imported and threads start. Nothing happens where tensorflow is
     there already or TF_CPP_MIN_LOG_LEVEL is set: who sets it wants to see the messages.
     """
-    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if "tensorflow" in sys.modules:
+        return
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        sys.stderr = _text_of(os.dup(2))
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
     original = os.dup(2)
@@ -51,9 +54,12 @@ def quiet_tensorflow():
     os.dup2(writer, 2)
     os.close(writer)
     # What Python writes need not take the detour.
-    sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_Terminal(original, "w")), errors="backslashreplace", line_buffering=True
-    )
+    sys.stderr = _text_of(original)
+
+
+def _text_of(descriptor):
+    terminal = io.BufferedWriter(_Terminal(descriptor, "w"))
+    return io.TextIOWrapper(terminal, errors="backslashreplace", line_buffering=True)
 
 
 class _Terminal(io.FileIO):

@@ -572,11 +572,17 @@ class Sweep:
         """Whether there are all checkpoints that the experiment asks for."""
         if not self._has_checkpoints(run):
             return False
-        with contextlib.suppress(UserError):
+        recorded = self.records.run(run.name).get("evaluations", [])
+        try:
             for spec in self.experiment.checkpoints:
-                checkpoint.resolve(self._model_dir(run), spec)
-            return True
-        return False
+                steps = list(checkpoint.resolve(self._model_dir(run), spec).steps)
+                scored = [e["steps"] for e in recorded if e["checkpoint_flag"] == spec]
+                # Where one in between is gone, the mean is of an older one.
+                if any(steps[-1] == old[-1] and steps != old for old in scored):
+                    return False
+        except UserError:
+            return False
+        return True
 
     def _differences(self, found, expected):
         return differences(found, expected, self.experiment.checkpoints)
