@@ -256,10 +256,10 @@ def test_other_data_need_another_vocabulary(tmp_path):
 def test_a_signal_after_a_validation(nano, tmp_path, monkeypatch, every, kept):
     update_state = checkpoint.update_state
 
-    def interrupted(model_dir, step, state):
+    def interrupted(model_dir, step, *args, **kwargs):
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        update_state(model_dir, step, state)
+        update_state(model_dir, step, *args, **kwargs)
 
     flags = ("--train_steps=4", "--eval_every=2", f"--checkpoint_every={every}")
     with monkeypatch.context() as patch:

@@ -102,15 +102,21 @@ def save(
     with _write_errors(folder):
         _clear_leftovers(folder.parent)
         _write_folder(folder, files, {"step": step, "state": dict(state)})
-        others = [other for other in steps(model_dir) if other != step]
-        kept = [other for other in others if other not in delete]
-        oldest = kept[: max(0, len(kept) + 1 - keep)]
-        discard(model_dir, {*others} - {*kept} | {*oldest})
+        _delete_others(model_dir, step, keep, delete)
     return folder
 
 
-def update_state(model_dir: epath.PathLike, step: int, state: Mapping[str, Any]) -> None:
+def update_state(
+    model_dir: epath.PathLike,
+    step: int,
+    state: Mapping[str, Any],
+    keep: int,
+    delete: Collection[int] = (),
+) -> None:
     """Writes another state into the checkpoint of `step`; weights and optimizer stay as they are.
+
+    Args:
+        state, keep, delete: as `save` takes them; it deletes as `save` does.
 
     Raises:
         UserError: there is no such checkpoint, its state is damaged, or it cannot be written and is
@@ -123,6 +129,14 @@ def update_state(model_dir: epath.PathLike, step: int, state: Mapping[str, Any])
         for leftover in folder.glob(f"{_STATE}.*"):
             leftover.unlink()
         write_whole(folder / _STATE, _sealed({**record, "state": _plain(dict(state))}))
+        _delete_others(model_dir, step, keep, delete)
+
+
+def _delete_others(model_dir, step, keep, delete):
+    others = [other for other in steps(model_dir) if other != step]
+    kept = [other for other in others if other not in delete]
+    oldest = kept[: max(0, len(kept) + 1 - keep)]
+    discard(model_dir, {*others} - {*kept} | {*oldest})
 
 
 def discard(model_dir: epath.PathLike, unwanted: Iterable[int]) -> None:

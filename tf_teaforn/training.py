@@ -687,10 +687,13 @@ class Run:
             self.writer.write(self.step, {f"validation/{name}": v for name, v in values.items()})
             self._record("validation", values)
             self._sync_records()
-            checkpoint.update_state(self.model_dir, self.step, self._checkpoint_state(False))
-            oldest = checkpoint.steps(self.model_dir)[: -self.config.training.keep]
-            unwanted = {*self._obsolete, *oldest}
-            checkpoint.discard(self.model_dir, unwanted - {self.step})
+            checkpoint.update_state(
+                self.model_dir,
+                self.step,
+                self._checkpoint_state(interrupted=False),
+                keep=self.config.training.keep,
+                delete=self._obsolete,
+            )
             self._obsolete = []
             self._publish_best()
             _write(
