@@ -4,7 +4,8 @@
 
 Transformer-base, B=16, S=T=64, V=32000, float32, Adam, ReLU, dropout 0.1 on embeddings and on the
 outputs of sublayers alone, random weights, two threads; ours is the step that bin/train runs, under
-TensorFlow, for N = 1, 2, 3. The contenders take turns. Their environments, on Python 3.11:
+TensorFlow, for N = 1, 2, 3. "as_is" is N = 1 where malloc hands freed memory back, which bin/train
+has it keep; the peers run as they come. The contenders take turns. Environments, on Python 3.11:
 
     pip install 'torch==2.13.*' 'transformers==5.24.*'
     pip install OpenNMT-tf==2.32.0 tensorflow-cpu==2.13.1 numpy==1.24.3 'setuptools<70'
@@ -59,11 +60,13 @@ def ours(n):
     import tensorflow as tf
 
     from tf_teaforn import TeaForN, build_model
+    from tf_teaforn.cli.malloc import keep_freed_memory
     from tf_teaforn.config import TrainingConfig
     from tf_teaforn.optimizers import build_optimizer
     from tf_teaforn.tf_backend.step_runner import StepRunner
     from tf_teaforn.tf_backend.strategy import make_strategy
 
+    keep_freed_memory()
     keras.utils.set_random_seed(0)
     model = TeaForN(build_model("transformer_base", VOCABULARY, dropout=0.1), n=n)
     model.compile(optimizer=build_optimizer(TrainingConfig(optimizer="adam", learning_rate=1e-4)))
@@ -182,9 +185,12 @@ def main():
     arguments = parser.parse_args()
     if arguments.contender:
         name, _, n = arguments.contender.partition(":")
-        step = {"ours": lambda: ours(int(n)), "opennmt": opennmt}.get(
-            name, lambda: marian(arguments.threads)
-        )()
+        step = {
+            "ours": lambda: ours(int(n)),
+            "as_is": lambda: ours(1),
+            "opennmt": opennmt,
+            "marian": lambda: marian(arguments.threads),
+        }[name]()
         take_turns(measured(step, arguments.steps))
         return
 
@@ -192,13 +198,14 @@ def main():
     environment = dict.fromkeys(names, str(arguments.threads))
     environment |= {"TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     pythons = {f"ours:{n}": sys.executable for n in arguments.n.split(",")}
-    pythons |= {"marian": arguments.peers, "opennmt": arguments.opennmt}
+    pythons |= {"as_is": sys.executable, "marian": arguments.peers, "opennmt": arguments.opennmt}
     contenders = [
         Contender(
             name,
             [python, __file__, f"--contender={name}"]
             + [f"--{option}={getattr(arguments, option)}" for option in ("steps", "threads")],
-            environment,
+            # Off by default, too: its presence alone leaves malloc as it is.
+            environment | ({"MALLOC_PERTURB_": "0"} if name == "as_is" else {}),
         )
         for name, python in pythons.items()
         if python

@@ -20,6 +20,7 @@ from absl import flags
 from etils import epath
 
 from tf_teaforn.cli import app
+from tf_teaforn.cli.malloc import keep_freed_memory
 from tf_teaforn.errors import UserError, did_you_mean
 
 
@@ -60,6 +61,7 @@ def train(values):
     task = app.load_task(name, options, app.data_dir(values), values.module_import)
     config = app.run_config(values, task, options)
 
+    keep_freed_memory()
     # Several workers have to find each other before TensorFlow does anything else.
     strategy = make_strategy(values)
 
