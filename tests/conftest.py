@@ -129,6 +129,7 @@ def call_command():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [str(name), *flags])
             patch.setattr("tf_teaforn.cli.app.quiet_tensorflow", lambda: None)
+            patch.setattr("tf_teaforn.cli.train.keep_freed_memory", lambda: None)
             try:
                 importlib.import_module(f"tf_teaforn.cli.{Path(name).name}").main()
             except SystemExit as end:
