@@ -927,19 +927,17 @@ def test_a_saved_model_trains_on_where_it_stopped(tmp_path):
 
 def test_bfloat16_trains_near_float32():
     full, half = teaforn(n=2), teaforn({"dtype": "mixed_bfloat16"}, n=2)
+    # That the weights are rounded is no error of the arithmetic.
+    full.set_weights([ops.cast(weight, "bfloat16") for weight in half.weights])
     losses, gradients = loss_and_gradients(full, INPUTS, TARGETS, WEIGHTS)
     half_losses, half_gradients = loss_and_gradients(half, INPUTS, TARGETS, WEIGHTS)
     assert half_losses.dtype == np.float32
     np.testing.assert_allclose(half_losses, losses, rtol=0.02)
-    # Processors differ in where they round; what rounding the weights alone does is the measure.
-    rounded = teaforn(n=2)
-    rounded.set_weights([ops.cast(w, "bfloat16") for w in full.get_weights()])
-    _, rounded_gradients = loss_and_gradients(rounded, INPUTS, TARGETS, WEIGHTS)
-    flat, half_flat, rounded_flat = (
-        np.concatenate([g.astype("float32").ravel() for g in each.values()])
-        for each in (gradients, half_gradients, rounded_gradients)
+    flat, half_flat = (
+        np.concatenate([g.astype("float32").ravel() for g in gradients.values()])
+        for gradients in (gradients, half_gradients)
     )
-    assert np.linalg.norm(half_flat - flat) < 6 * np.linalg.norm(rounded_flat - flat)
+    assert np.linalg.norm(half_flat - flat) < 0.05 * np.linalg.norm(flat)
     histories = [fit(model, keras.optimizers.Adam(0.01), epochs=5) for model in (full, half)]
     np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=0.02)
     assert histories[1]["loss"][-1] < histories[1]["loss"][0] - 0.1
