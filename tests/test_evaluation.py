@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import http.client
 import io
 import json
 import logging
@@ -198,6 +199,31 @@ def test_a_test_set_that_is_not_cached(folder, wmt14):
         r"\(Temporary failure in name resolution\). Run `sacrebleu --download wmt14 -l en-de`",
     ):
         evaluation.evaluate(folder, TASK, Request(test_set="wmt14", language_pair="en-de"))
+
+
+def test_a_test_set_whose_download_breaks_off(wmt14, tmp_path, monkeypatch):
+    class Cut(io.BytesIO):
+        def read(self):
+            raise http.client.IncompleteRead(b"some")
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda url: Cut())
+    with pytest.raises(UserError, match=r"cannot be downloaded \(IncompleteRead"):
+        read_test_set("wmt14", "en-de")
+
+
+def test_a_test_set_that_was_unpacked_in_part(wmt14, tmp_path, monkeypatch):
+    (url,) = wmt14.data
+    archive = tmp_path / "cache" / "wmt14" / "raw" / wmt14._get_tarball_filename(url)
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"whole")
+    monkeypatch.setattr(wmt14, "md5", [hashlib.md5(b"whole").hexdigest()])
+    with pytest.raises(UserError) as error:
+        read_test_set("wmt14", "en-de")
+    lacking = next(iter(wmt14.langpairs["en-de"]))
+    assert str(error.value) == (
+        f"--test_set=wmt14: {archive.parent} lacks {archive.parent / lacking}, as if it had been "
+        f"unpacked in part. Remove {tmp_path}/cache/wmt14 and try again."
+    )
 
 
 def test_a_log_in_page_in_place_of_a_test_set(folder, wmt14, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import results
 from tf_teaforn.experiments.parts import join
 from tf_teaforn.experiments.report import sections, write_report
+from tf_teaforn.experiments.results import cell
 
 # Three seeds of two arms.
 WHOLE = Path(__file__).resolve().parents[2] / "docs/results/multi30k_ende_long/results.json"
@@ -30,7 +31,8 @@ def part(whole, keep, number):
     about = found["experiments"][NAME]
     about["seeds"] = sorted({run["seed"] for run in found["runs"].values()})
     steps = about["train_steps"]
-    about["train_steps"] = {run["arm"]: steps[run["arm"]] for run in found["runs"].values()}
+    cells = {cell(run["task"], run["arm"]) for run in found["runs"].values()}
+    about["train_steps"] = {key: steps[key] for key in cells}
     about["commands"] = [about["commands"][number]]
     return found
 
@@ -154,10 +156,25 @@ def test_steps_that_were_only_tried_count_for_nothing(whole):
     one, other, _ = in_parts(whole)
     tried = copy.deepcopy(one)
     tried["runs"] = {n: r for n, r in one["runs"].items() if r["arm"] != "n1"}
-    tried["experiments"][NAME]["train_steps"]["n1"] = 99000
+    tried["experiments"][NAME]["train_steps"]["text/n1"] = 99000
     for parts in ([tried, other], [other, tried]):
         (found,) = join([("a", parts[0]), ("b", parts[1])])
         assert set(found.results["experiments"][NAME]["train_steps"].values()) == {16000}
+
+
+def test_tasks_have_steps_of_their_own(whole):
+    other = copy.deepcopy(whole)
+    about = other["experiments"][NAME]
+    about["tasks"] = {"long": "long"}
+    about["train_steps"] = {key.replace("text/", "long/"): 99 for key in about["train_steps"]}
+    other["runs"] = {
+        name.replace("text-", "long-"): {**run, "task": "long", "train_steps": 99}
+        for name, run in other["runs"].items()
+    }
+    (found,) = join([("a", whole), ("b", other)])
+    about, arms = found.results["experiments"][NAME], ["n1", "n2-discount0.5"]
+    assert set(about["train_steps"].values()) == {16000, 99}
+    assert len(results.runs_of(about, arms, found.results["runs"])) == 2 * len(whole["runs"])
 
 
 def test_what_is_not_known_of_files_keeps_nothing_apart(whole):

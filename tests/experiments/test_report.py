@@ -13,6 +13,7 @@ from tf_teaforn.errors import UserError
 from tf_teaforn.experiments import catalog, paper
 from tf_teaforn.experiments.catalog import Arm, get_experiment
 from tf_teaforn.experiments.report import sections, write_report
+from tf_teaforn.experiments.tables import tables
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 
@@ -276,6 +277,21 @@ def test_experiments_that_share_a_run_both_show_it(tmp_path):
     ):
         numbers = [section.grid.number(task, arm, 1) for arm in section.grid.experiment.arms]
         assert [number.mean for number in numbers if number] == means
+
+
+def test_what_another_experiment_scored_leaves_tables_as_they_are(tmp_path):
+    teacher, *_ = get_experiment("top_k").arms
+    one = run(teacher, 1, {1: 30.0, 2: 31.0})
+    path = results_file(tmp_path / "results.json", "top_k", [one], (1, 2), seeds=[1])
+    (before,) = sections([path])
+    (record,) = one.values()
+    rouge = {f"rouge{kind}": 40.0 for kind in ("1", "2", "L", "Lsum")}
+    best = {"checkpoint_flag": "best", "metrics": rouge}
+    record["evaluations"].append({**record["evaluations"][0], **best})
+    path = results_file(tmp_path / "results.json", "top_k", [one], (1, 2), seeds=[1])
+    (after,) = sections([path])
+    titles = [[table.title for table in tables(section.grid)] for section in (before, after)]
+    assert titles[0] == titles[1] and any("by beam width" in title for title in titles[0])
 
 
 def test_all_commands_of_sweeps_are_listed(tmp_path, report):

@@ -425,7 +425,7 @@ def test_a_try_without_results_leaves_no_seeds_and_no_steps(finished, options, t
     tried = dataclasses.replace(options, seeds=(1, 2, 3), settings={"train_steps": 99})
     assert len(sweep.Sweep(EXPERIMENT, tmp_path, tried, task, Absent()).run()) == 6
     about = read(tmp_path / "results.json")["experiments"]["tiny"]
-    assert about["seeds"] == [1, 2, 3] and about["train_steps"]["n1"] == 99
+    assert about["seeds"] == [1, 2, 3] and about["train_steps"]["text/n1"] == 99
     shutil.copytree(finished / "runs", tmp_path / "runs", dirs_exist_ok=True)
     grid = sweep.Sweep(EXPERIMENT, tmp_path, options, task, lambda *_: pytest.fail("launched"))
     assert grid.run() == []
@@ -450,6 +450,48 @@ def test_experiments_that_share_a_folder_keep_their_seeds_and_steps(
         about = results["experiments"]["other"]
         assert about["seeds"] == there and set(about["train_steps"].values()) == {6}
         assert len(Grid(other, results).runs) == 2 * len(there)
+
+
+def test_tasks_have_steps_of_their_own(finished, options, task, tmp_path):
+    vocabulary = str(finished / "vocab-text.model")
+    given = dataclasses.replace(options, task_options={}, vocabulary=vocabulary)
+    both = dataclasses.replace(EXPERIMENT, tasks=("one", "two"), steps={"one": 6, "two": 12})
+    assert len(sweep.Sweep(both, tmp_path, given, task, Absent()).run()) == 8
+    expected = {"one/n1": 6, "one/n2-discount0.5": 6, "two/n1": 12, "two/n2-discount0.5": 12}
+    results = read(tmp_path / "results.json")
+    assert results["experiments"]["tiny"]["train_steps"] == expected
+    assert len(Grid(both, results).runs) == 8
+    for run in results["runs"].values():
+        run["status"] = "done"
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    # A part of the grid leaves the other as it is.
+    for name in ("one", "two"):
+        part = dataclasses.replace(given, tasks=[name])
+        sweep.Sweep(both, tmp_path, part, task, Absent()).run()
+        results = read(tmp_path / "results.json")
+        assert results["experiments"]["tiny"]["train_steps"] == expected
+        assert len(Grid(both, results).runs) == 8
+
+
+def test_metrics_of_another_experiment_are_kept(finished, options, task, tmp_path):
+    """Both read the same files: each would find the other's scores incomplete."""
+    folder = shutil.copytree(finished, tmp_path / "copy")
+
+    def asked(experiment):
+        grid = sweep.Sweep(experiment, folder, options, task, Absent())
+        flags = grid._evaluate_flags(grid.runs[0], "test", "average:2", (1,))
+        return [part.partition("=")[2] for part in flags if part.startswith("--metrics=")]
+
+    results = read(folder / "results.json")
+    assert asked(EXPERIMENT) == []
+    other = dataclasses.replace(EXPERIMENT, metrics=("bleu", "rouge"))
+    assert asked(other) == ["bleu,rouge,chrf,ter"]
+    for run in results["runs"].values():
+        for evaluation in run["evaluations"]:
+            for name in ("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu_lc"):
+                evaluation["metrics"][name] = 1.0
+    (folder / "results.json").write_text(json.dumps(results))
+    assert asked(EXPERIMENT) == ["bleu,chrf,ter,rouge,bleu_lc"]
 
 
 def test_settings_are_recorded_with_those_of_the_task(finished, task):
@@ -669,8 +711,9 @@ def test_another_model_or_scale_has_a_folder_of_its_own(finished, options, task,
 
 def test_runs_of_another_experiment_with_other_steps_are_not_its_own(finished):
     results = read(finished / "results.json")
-    assert results["experiments"]["tiny"]["train_steps"] == {"n1": 6, "n2-discount0.5": 6}
-    results["experiments"]["tiny"]["train_steps"]["n1"] = 12
+    steps = results["experiments"]["tiny"]["train_steps"]
+    assert steps == {"text/n1": 6, "text/n2-discount0.5": 6}
+    steps["text/n1"] = 12
     names = {f"text-transformer_tiny-n2-discount0.5-seed{seed}" for seed in (1, 2)}
     assert {*Grid(EXPERIMENT, results).runs} == names
 
@@ -1062,11 +1105,11 @@ def test_time_left_is_that_of_runs_that_were_trained(options, task, tmp_path, ca
         progress.report(runs[1], "done", 5.0, trained=False)
         progress.report(runs[2], "done", 100.0, trained=True)
     prefix = "text-transformer_tiny"
-    # N = 2 takes 3 / 2 of 100 s, on one of two devices.
+    # N = 2 takes 3 / 2 of 100 s, on one of two devices: there is no other run for the second.
     assert caplog.messages == [
         f"[1/4] {prefix}-n1-seed1 was done already",
         f"[2/4] {prefix}-n2-discount0.5-seed1 done in 0:00:05",
-        f"[3/4] {prefix}-n1-seed2 done in 0:01:40; about 0:01:15 left",
+        f"[3/4] {prefix}-n1-seed2 done in 0:01:40; about 0:02:30 left",
     ]
 
 
@@ -1113,6 +1156,8 @@ def test_commands_are_kept_as_others_can_give_them(tmp_path, monkeypatch):
     command = f"/opt/tf_teaforn/bin/train --train_files={tmp_path}/a.en,{tmp_path}/a.de '--x=b c'"
     assert portable(command) == "bin/train --train_files=a.en,a.de '--x=b c'"
     assert portable("teaforn-train --n=2") == "teaforn-train --n=2"
+    elsewhere = f"bin/train --train_files=/mnt{tmp_path}/a.en"
+    assert portable(elsewhere) == elsewhere
 
 
 def test_plan_of_the_paper():

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import socket
 import tarfile
 import zipfile
@@ -14,6 +15,14 @@ from tf_teaforn.data.sources import TfdsSource
 from tf_teaforn.errors import UserError, did_you_mean
 from tf_teaforn.paths import in_turn
 
+# What goes wrong in a download, or in unpacking it.
+_FAILURES = (
+    OSError,
+    http.client.HTTPException,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    EOFError,
+)
 # Seconds without an answer after which a download is given up.
 _TIMEOUT = 30
 
@@ -90,12 +99,18 @@ def _fetch(dataset, language_pair):
             "a minute. Wait for it, or end it, and try again."
         ) from error
     # sacrebleu exits where certificates or checksums are wrong.
-    except (OSError, SystemExit, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except (*_FAILURES, SystemExit) as error:
         damaged = _damaged(dataset)
         if damaged:
             raise UserError(
                 f"--test_set={name}: {damaged} is not what sacrebleu expects, perhaps a network's "
                 "log-in page in its place. Remove that file and try again."
+            ) from error
+        if isinstance(error, FileNotFoundError) and len(_downloaded(dataset)) == len(dataset.data):
+            # sacrebleu unpacks only what it has just downloaded.
+            raise UserError(
+                f"--test_set={name}: {dataset._rawdir} lacks {error.filename}, as if it had been "
+                f"unpacked in part. Remove {dataset._outdir} and try again."
             ) from error
         raise UserError(
             f"--test_set={name} is not in sacrebleu's cache and cannot be downloaded ({error}). "
@@ -104,11 +119,17 @@ def _fetch(dataset, language_pair):
         ) from error
 
 
+def _downloaded(dataset) -> list[tuple[Path, str]]:
+    """(path in the cache, checksum) of what is there; empty files are downloaded anew."""
+    paths = [Path(dataset._rawdir, dataset._get_tarball_filename(url)) for url in dataset.data]
+    archives = zip(paths, dataset.md5, strict=True)
+    return [(path, digest) for path, digest in archives if path.exists() and path.stat().st_size]
+
+
 def _damaged(dataset) -> str | None:
     """A file of the cache's that has not the checksum of what should have been downloaded."""
-    for url, expected in zip(dataset.data, dataset.md5, strict=True):
-        path = Path(dataset._rawdir, dataset._get_tarball_filename(url))
-        if path.exists() and hashlib.md5(path.read_bytes()).hexdigest() != expected:
+    for path, expected in _downloaded(dataset):
+        if hashlib.md5(path.read_bytes()).hexdigest() != expected:
             return str(path)
     return None
 

@@ -23,7 +23,9 @@ def flag(name: str, value: Any) -> str:
 
 def portable(command: str) -> str:
     """A command line as it is written in a checkout, with paths from the current folder."""
-    parts = [part.replace(f"{os.getcwd()}/", "") for part in shlex.split(command)]
+    # At the start of a path alone: "/data/" is in /mnt/data/train.en too.
+    here = re.compile(rf"(^|[=,]){re.escape(os.getcwd())}/")
+    parts = [here.sub(r"\1", part) for part in shlex.split(command)]
     if parts and not os.path.basename(parts[0]).startswith("teaforn-"):
         parts[0] = f"bin/{os.path.basename(parts[0])}"
     return shlex.join(parts)

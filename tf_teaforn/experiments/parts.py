@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_teaforn.errors import UserError
 from tf_teaforn.experiments.records import place
-from tf_teaforn.experiments.results import has_result
+from tf_teaforn.experiments.results import cell, has_result
 from tf_teaforn.experiments.same_run import beside_the_method, differences, other_alphas
 
 # What all parts of an experiment have in common, and what they have for common tasks and flags.
@@ -132,13 +132,17 @@ def _union(one, other):
 
 
 def _train_steps(abouts, parts):
-    """{arm: steps}; of what was only tried in one part, those of the other."""
+    """{task/arm: steps}; of what was only tried in one part, those of the other."""
     found = {}
     for about, runs in zip(abouts, parts, strict=True):
-        results = {(run["arm"], run["train_steps"]) for run in runs.values() if has_result(run)}
-        for arm, steps in about.get("train_steps", {}).items():
-            if arm not in found or (arm, steps) in results:
-                found[arm] = steps
+        results = {
+            (cell(run["task"], run["arm"]), run["train_steps"])
+            for run in runs.values()
+            if has_result(run)
+        }
+        for key, steps in about.get("train_steps", {}).items():
+            if key not in found or (key, steps) in results:
+                found[key] = steps
     return found
 
 

@@ -36,7 +36,8 @@ class Progress:
         left, rest = "", sum(self.left.values())
         in_seconds, in_steps = self.measured if self.measured[1] else self.recorded
         if rest and in_steps:
-            rest *= in_seconds / in_steps / self.parallel
+            # One run is not faster for devices that have none.
+            rest *= in_seconds / in_steps / min(self.parallel, len(self.left))
             left = f"; about {datetime.timedelta(seconds=round(rest))} left"
         done = self.total - len(self.left)
         _logger.info("[%d/%d] %s %s%s%s", done, self.total, run.name, outcome, took, left)

@@ -3,8 +3,9 @@
 {"format_version": 1,
  "experiments": {name: {"scale", "tasks": {the paper's: ours}, "files": {flag: file names},
                         "files_sha256": {flag: of their content}, "model",
-                        "vocabulary_sha256": {ours: of its file}, "train_steps": {arm: steps},
-                        "seeds", "beam_sizes", "checkpoints", "commands": [of bin/sweep]}},
+                        "vocabulary_sha256": {ours: of its file},
+                        "train_steps": {task/arm, ours: steps}, "seeds", "beam_sizes",
+                        "checkpoints", "commands": [of bin/sweep]}},
  "runs": {name: {"task", "arm", "seed", "status": "done" or "failed", "error",
                  "command", "version", "settings", "train_steps", "seconds",
                  "speed": {"steps_per_second", "target_tokens_per_second",
@@ -92,8 +93,13 @@ def runs_of(
         and run["arm"] in arms
         and run["settings"]["model"] == about["model"]
         # Another experiment in the folder may have trained for longer.
-        and run["train_steps"] == steps.get(run["arm"], run["train_steps"])
+        and run["train_steps"] == steps.get(cell(run["task"], run["arm"]), run["train_steps"])
     }
+
+
+def cell(task: str, arm: str) -> str:
+    """Key of the runs of a grid that differ in the seed alone."""
+    return f"{task}/{arm}"
 
 
 def has_result(run: Mapping[str, Any]) -> bool:

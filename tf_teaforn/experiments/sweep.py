@@ -52,7 +52,7 @@ from tf_teaforn.experiments.processes import (
 )
 from tf_teaforn.experiments.progress import Progress
 from tf_teaforn.experiments.records import Records, place
-from tf_teaforn.experiments.results import has_result, read_curves, runs_of
+from tf_teaforn.experiments.results import cell, has_result, read_curves, runs_of
 from tf_teaforn.experiments.same_run import OtherRunError, alphas_of, differences
 from tf_teaforn.experiments.speed import read_speed
 from tf_teaforn.lock import locked
@@ -161,7 +161,9 @@ class Sweep:
             "files_sha256": self._checked_files(),
             "model": model,
             "vocabulary_sha256": vocabularies,
-            "train_steps": {run.arm.name: run.settings["train_steps"] for run in self.runs},
+            "train_steps": {
+                cell(run.task, run.arm.name): run.settings["train_steps"] for run in self.runs
+            },
             "seeds": sorted({run.seed for run in self.runs}),
             "beam_sizes": list(self.experiment.beam_sizes),
             "checkpoints": list(self.experiment.checkpoints),
@@ -177,7 +179,9 @@ class Sweep:
             entry["commands"] = list(dict.fromkeys([*known["commands"], *entry["commands"]]))
             entry["vocabulary_sha256"] = {**known.get("vocabulary_sha256", {}), **vocabularies}
             # Of an arm that was run: with other steps it is refused.
-            entry["train_steps"] |= {run["arm"]: run["train_steps"] for run in measured}
+            entry["train_steps"] |= {
+                cell(run["task"], run["arm"]): run["train_steps"] for run in measured
+            }
         elif measured:
             different = next(n for n in ("scale", "files", "model") if known.get(n) != entry[n])
             raise UserError(
@@ -611,7 +615,7 @@ class Sweep:
 
     def _evaluate_flags(self, run, role, spec, beam_sizes):
         files = [flag(name, value) for name, value in self.options.task_options.items()]
-        metrics = self.experiment.metrics
+        metrics = self._metrics(run, role, spec)
         return [
             flag("model_dir", self._model_dir(run)),
             flag("checkpoint", spec),
@@ -622,6 +626,21 @@ class Sweep:
             *(files if run.task == "text" else []),
             *self.options.common_flags,
         ]
+
+    def _metrics(self, run, role, spec):
+        """Those of the experiment; () for the task's own.
+
+        With what another experiment in the folder asked for: new scores replace the old as a whole.
+        """
+        own = self.experiment.metrics or default_metrics(self.get_task(run.task).metrics)
+        recorded = [
+            "rouge" if value in VALUES["rouge"] else value
+            for e in self.records.run(run.name).get("evaluations", [])
+            if (e["role"], e["checkpoint_flag"]) == (role, spec)
+            for value in e["metrics"]
+        ]
+        together = tuple(dict.fromkeys((*own, *recorded)))
+        return together if len(together) > len(own) else self.experiment.metrics
 
     def _alpha(self, run):
         return self._settled(run).decoding.beam_alpha

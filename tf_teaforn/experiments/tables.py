@@ -181,12 +181,17 @@ class Grid:
                     return name
         return None
 
-    def metrics(self) -> list[str]:
-        """All that was computed, in order."""
+    def metrics(self, spec: str | None = None) -> list[str]:
+        """All that was computed of a checkpoint, or of all the experiment's, in order.
+
+        Another experiment in the folder may have scored the same runs at others.
+        """
+        specs = self.about["checkpoints"] if spec is None else (spec,)
         names = {
             name: None
             for run in self.runs.values()
             for evaluation in run.get("evaluations", [])
+            if evaluation["checkpoint_flag"] in specs
             for name in evaluation["metrics"]
         }
         return list(names)
@@ -244,9 +249,9 @@ def _shared(grid: Grid) -> list[Table]:
 def _beams(grid: Grid) -> list[Table]:
     """The appendix: a row a beam width, a column an arm."""
     found = []
-    metrics = [name for name in grid.metrics() if name.startswith("rouge")] or [None]
     for task in grid.tasks:
         for spec in grid.about["checkpoints"]:
+            metrics = [name for name in grid.metrics(spec) if name.startswith("rouge")] or [None]
             for role in grid.experiment.sets:
                 for metric in metrics:
                     for group, arms in grid.groups().items():
