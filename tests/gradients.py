@@ -111,18 +111,20 @@ def loss_and_gradients(model, inputs, targets, weights):
 
 
 def check_discounts_that_change():
-    """λ may depend on the step, in a step that is compiled once."""
+    """λ may depend on the step, in steps of training and validation that are compiled once."""
     from tf_teaforn import TeaForN, testing
 
     class Annealed(TeaForN):
         def stage_discounts(self):
-            started = ops.cast(self.optimizer.iterations > 0, "float32")
+            started = ops.cast(self.optimizer.iterations > 1, "float32")
             return [1.0, 0.5 * started]
 
     model = Annealed(testing.tiny_model(), n=2)
     model.compile(optimizer=keras.optimizers.SGD(0.1))
     inputs, targets, weights = testing.padded_batch(testing.random_pairs(4, 4, 5))
-    logs = model.fit(inputs, targets, sample_weight=weights, batch_size=4, epochs=3, verbose=0)
+    data = {"sample_weight": weights, "validation_data": (inputs, targets, weights)}
+    logs = model.fit(inputs, targets, **data, batch_size=4, epochs=3, verbose=0)
     logs = {name: np.array(values) for name, values in logs.history.items()}
-    expected = logs["loss_0"] + np.array([0, 0.5, 0.5]) * logs["loss_1"]
-    np.testing.assert_allclose(logs["loss"], expected, rtol=1e-6)
+    for prefix, discounts in (("", [0, 0, 0.5]), ("val_", [0, 0.5, 0.5])):
+        expected = logs[f"{prefix}loss_0"] + np.array(discounts) * logs[f"{prefix}loss_1"]
+        np.testing.assert_allclose(logs[f"{prefix}loss"], expected, rtol=1e-6)

@@ -186,7 +186,7 @@ class StepRunner:
         self._train_step = compiled_step(distributed(train_step, distribution), shardings)
         # Keeps its arguments and returns metrics alone: validation may be left at any moment.
         self._test_step = jax.jit(
-            distributed(lambda state, batch: model.test_step(state, batch)[1][-1], distribution),
+            distributed(lambda state, data: model.test_step(state, data)[1][-1], distribution),
             out_shardings=shardings[-1],
         )
         self.guard = NonfiniteGuard()
@@ -255,7 +255,8 @@ class StepRunner:
         self.model.reset_metrics()
         for batch in self._distribute(dataset):
             with _readable_errors():
-                values = self._test_step(_values(testing_variables(self.model)), batch)
+                data = batch, self.model.optimizer_values()
+                values = self._test_step(_values(testing_variables(self.model)), data)
             _assign(self.model.metrics_variables, values)
         return self.read_logs()
 

@@ -71,13 +71,45 @@ class TrainStep:
         logs, metrics = self._update_metrics(metrics, sums)
         return logs, (trainable, non_trainable, optimizer, metrics)
 
+    def make_test_function(self, force=False):
+        """Keras' own, to which the optimizer's values come with every batch.
+
+        Else a loss that depends on the step would keep the step at which it was compiled.
+        """
+        if self.test_function is not None and not force:
+            return
+        super().make_test_function(force)
+        function = self.test_function
+
+        def with_optimizer(state, iterator):
+            return function(state, ((batch, self.optimizer_values()) for batch in iterator))
+
+        self.test_function = with_optimizer
+
+    def optimizer_values(self):
+        """Values of the optimizer's variables."""
+        return [variable.value for variable in self.optimizer.variables]
+
     def test_step(self, state, data):
-        """The logs of one batch without dropout, and the new state."""
+        """One batch without dropout.
+
+        Args:
+            state: values of (trainable, non-trainable, metrics) variables.
+            data: a batch as of `train_step`, and `optimizer_values`.
+
+        Returns:
+            (logs of `TeaForN.update_metrics`, new state).
+        """
         trainable, non_trainable, metrics = state
+        batch, optimizer = data
         sums, _ = self._stateless(
-            lambda: self.loss_sums(*batch_of(data), training=False),
-            self.trainable_variables + self.non_trainable_variables,
-            [*trainable, *non_trainable],
+            lambda: self.loss_sums(*batch_of(batch), training=False),
+            [
+                *self.trainable_variables,
+                *self.non_trainable_variables,
+                *self.optimizer.variables,
+            ],
+            [*trainable, *non_trainable, *optimizer],
         )
         logs, metrics = self._update_metrics(metrics, sums)
         return logs, (trainable, non_trainable, metrics)
