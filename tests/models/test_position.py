@@ -38,6 +38,13 @@ def test_layouts_in_numbers():
         np.testing.assert_allclose(position_signal(1, 4, layout), values, rtol=1e-6)
 
 
+def test_the_narrowest_signal():
+    # One frequency, 1, whatever the divisor.
+    for layout in ("half_split", "tensor2tensor"):
+        found = position_signal(3, 2, layout)
+        np.testing.assert_allclose(found, [np.sin(3), np.cos(3)], rtol=1e-5)
+
+
 def test_unknown_layout_is_refused():
     with pytest.raises(ValueError, match="'learned' is none of half_split"):
         position_signal(np.arange(2), 4, "learned")

@@ -88,6 +88,16 @@ def test_a_run_comes_back_as_marian(tokenizer, tmp_path):
     assert generation["num_beams"] == 3 and generation["decoder_start_token_id"] == 0
 
 
+def test_parts_of_different_depths(tokenizer, tmp_path):
+    """transformers takes `num_hidden_layers` for the encoder's."""
+    size, one = tokenizer.vocabulary_size, {**SIZES, "num_layers": 1, "activation": "relu"}
+    model = build_transformer(size, {**one, "num_layers": 3}, one, dtype=None, scaled=True)
+    write_folder(model, tokenizer, tmp_path / "out", max_length=9)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["encoder_layers"], config["decoder_layers"]) == (3, 1)
+    assert config.get("num_hidden_layers", 3) == 3
+
+
 def test_a_failed_export_leaves_nothing(tokenizer, tmp_path, monkeypatch):
     def fail(path):
         assert {file.name for file in path.iterdir()} >= {"config.json", "model.safetensors"}

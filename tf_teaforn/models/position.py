@@ -24,7 +24,7 @@ def position_signal(positions, width, layout="half_split"):
     """
     check_position_signal(width, layout)
     half = width // 2
-    divisor = half - 1 if layout == "tensor2tensor" else half
+    divisor = max(half - 1, 1) if layout == "tensor2tensor" else half
     frequencies = ops.power(10000.0, -ops.arange(half, dtype="float32") / divisor)
     angles = ops.cast(positions, "float32")[..., None] * frequencies
     sines, cosines = ops.sin(angles), ops.cos(angles)

@@ -131,7 +131,6 @@ def _config(seq2seq, kind, max_length):
             f"{part}_layers": settings["num_layers"],
             f"{part}_ffn_dim": settings["intermediate_dim"],
             f"{part}_attention_heads": settings["num_heads"],
-            "num_hidden_layers": settings["num_layers"],
             "activation_function": _ACTIVATIONS[settings["activation"]],
             **{name: settings[name] for name in _RATES},
         }
