@@ -27,6 +27,8 @@ from tf_teaforn.data.gaps import MASK, GapSettings
 from tf_teaforn.errors import UserError
 from tf_teaforn.task import Task, register_task
 
+_SPLITS = "train,validation,test"
+
 
 def gsg_task(
     train_files="",
@@ -34,7 +36,7 @@ def gsg_task(
     test_files="",
     tfds_name="",
     tfds_feature="",
-    tfds_splits="train,validation,test",
+    tfds_splits=_SPLITS,
     prepared="",
     gap_ratio=GapSettings.ratio,
     gap_intact=GapSettings.intact,
@@ -81,6 +83,8 @@ def gsg_task(
         raise UserError(f"{' and '.join(given)}: documents come from one of them. Leave one.")
     if bool(tfds_name) != bool(tfds_feature):
         raise UserError("--tfds_name and --tfds_feature go together: write both.")
+    if tfds_splits != _SPLITS and not tfds_name:
+        raise UserError(f"--tfds_splits={tfds_splits} belongs to --tfds_name. Leave it out.")
     if prepared and settings != GapSettings():
         raise UserError(
             "--prepared: gap sentences have been chosen. Leave out --gap_*, or give them to "

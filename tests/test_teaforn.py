@@ -978,6 +978,8 @@ def test_impossible_settings_are_refused(settings, message):
 def test_numbers_of_numpy_are_numbers():
     model = TeaForN(testing.tiny_model(), n=np.int64(3), discount=np.float32(0.5))
     assert json.dumps(model.n) == "3" and len(model.decoders) == 3
+    model = TeaForN(testing.tiny_model(), micro_batch_tokens=np.int64(64))
+    assert json.dumps(model.micro_batch_tokens) == "64"
 
 
 @pytest.mark.parametrize("bad", [-1, VOCABULARY_SIZE])

@@ -356,6 +356,33 @@ def test_several_steps_in_one_call_are_several_calls(compiled, tmp_path):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def test_a_bad_validation_leaves_the_interrupted_checkpoint(nano, tmp_path, monkeypatch):
+    """It is all there is to go on from."""
+    flags = ("--train_steps=4", "--eval_every=4", "--checkpoint_every=4", "--keep=1")
+
+    class Stopped(training.Interruption):
+        requested = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "Interruption", Stopped)
+        assert nano(tmp_path, *flags) == 143
+    assert checkpoint.steps(tmp_path) == [1] == checkpoint.interrupted(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.StepRunner, "test", lambda *_: {"loss": np.nan})
+        assert nano(tmp_path, *flags) == 2
+    assert checkpoint.steps(tmp_path) == [1]
+    assert nano(tmp_path, *flags) == 0
+    assert checkpoint.steps(tmp_path) == [4]
+
+
+def test_what_a_task_takes_anyway_may_be_given_or_not(nano, tmp_path, capsys):
+    flags = ("--train_steps=1", "--eval_every=1")
+    assert nano(tmp_path, *flags) == 0
+    assert nano(tmp_path, *flags, "--metric=bleu") == 0
+    assert nano(tmp_path, *flags, "--metric=chrf") == 2
+    assert "--metric: None there, chrf here" in capsys.readouterr().err
+
+
 def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch, caplog):
     dataset, seeded = training.pipeline.training_dataset, keras.utils.set_random_seed
     batches, seeds = [], []
@@ -385,6 +412,26 @@ def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch
     record, _ = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert record["skipped_steps"] == 1 and np.isfinite(record["loss"])
     assert tensors(tmp_path, 3)["optimizer/optimizer/0/iteration"] == 2
+
+
+def test_means_of_nothing_but_bad_steps_are_not_recorded(nano, tmp_path, monkeypatch, caplog):
+    dataset = training.pipeline.training_dataset
+
+    def spoiled(*args, **kwargs):
+        def spoil(step, batch):
+            inputs, targets, weights = batch
+            return inputs, targets, tf.where(step == 1, np.float32("nan"), weights)
+
+        return dataset(*args, **kwargs).enumerate().map(spoil)
+
+    monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3")
+    with caplog.at_level("INFO"):
+        assert nano(tmp_path, *flags) == 0
+    assert "step 2/3: all steps were skipped, learning rate" in caplog.text
+    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    losses = {record["step"]: record.get("loss") for record in records if record["kind"] == "train"}
+    assert losses[2] is None and losses[1] > 0 and losses[3] > 0
 
 
 def test_a_model_that_cannot_be_packed_for(train, tmp_path, capsys):

@@ -66,7 +66,20 @@ class Task:
     @property
     def options(self) -> tuple[str, ...]:
         """Names of the flags that `from_files` takes."""
-        return tuple(inspect.signature(self.from_files).parameters) if self.from_files else ()
+        return tuple(self._parameters)
+
+    def changed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of {flag: value} that differ from the defaults of `from_files`."""
+        known = self._parameters
+        return {
+            name: value
+            for name, value in options.items()
+            if name not in known or value != known[name].default
+        }
+
+    @property
+    def _parameters(self):
+        return inspect.signature(self.from_files).parameters if self.from_files else {}
 
 
 _tasks: dict[str, Task] = {}

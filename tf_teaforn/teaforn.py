@@ -125,7 +125,8 @@ class TeaForN(TrainStep, keras.Model):
         self.label_smoothing = label_smoothing
         self.clone_init = clone_init
         self.remat = remat
-        self.micro_batch_tokens = micro_batch_tokens
+        # NumPy's numbers would make tensors of sizes.
+        self.micro_batch_tokens = micro_batch_tokens and int(micro_batch_tokens)
         self.clones = [] if shared else [self._clone(stage) for stage in range(1, n)]
         self.word_drop_seed = keras.random.SeedGenerator()
         self._trackers = {

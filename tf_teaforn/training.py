@@ -153,21 +153,25 @@ class Run:
     def _check_settings(self, of_all_workers=False):
         if not (self.model_dir / model_dirs.CONFIG).exists():
             return
-        earlier = model_dirs.read_config(self.model_dir)
+        # What a task takes anyway may be given or not.
+        earlier, mine = (
+            dataclasses.replace(config, task_options=self.task.changed(config.task_options))
+            for config in (model_dirs.read_config(self.model_dir), self.config)
+        )
         if of_all_workers:
-            fixed = {*earlier.flat(), *self.config.flat()} - {"data_dir", "cache_dir"}
+            fixed = {*earlier.flat(), *mine.flat()} - {"data_dir", "cache_dir"}
         elif checkpoint.steps(self.model_dir):
             changeable = set(_CHANGEABLE)
             if self.config.training.schedule != "linear":
                 changeable.add("train_steps")
             # A task's option that is given no more is a difference too.
-            fixed = {*earlier.flat(), *self.config.flat()} - changeable
+            fixed = {*earlier.flat(), *mine.flat()} - changeable
         else:
             # There is nothing yet but the vocabulary.
             fixed = {"task", "vocab_size", *self.task.options} - {*_OF_NO_VOCABULARY}
         differences = [
             line
-            for line in earlier.differences(self.config)
+            for line in earlier.differences(mine)
             if line.startswith(tuple(f"--{name}:" for name in fixed))
         ]
         if differences:
@@ -354,6 +358,8 @@ class Run:
         Raises:
             UserError: a weight is not finite; nothing is written.
         """
+        # What is saved before it is validated may yet be found bad: nothing goes before that.
+        waiting = self._obsolete if self._validation_is_due() else []
         weights = _arrays(model_dirs.named_weights(self.model))
         training = _arrays(self._training_variables())
         for name, value in weights.items():
@@ -366,11 +372,12 @@ class Run:
                 weights,
                 training,
                 self._checkpoint_state(interrupted),
-                # One more than that for what a validation may yet find bad.
-                keep=self.config.training.keep + (interrupted or self._validation_is_due()),
-                delete=self._obsolete,
+                keep=self.config.training.keep
+                + (interrupted or self._validation_is_due())
+                + len(waiting),
+                delete=set(self._obsolete) - set(waiting),
             )
-            self._obsolete = [self.step] if interrupted else []
+            self._obsolete = [*waiting, *([self.step] if interrupted else [])]
         self._saved_step = self.step
 
     def _checkpoint_state(self, interrupted):
@@ -622,12 +629,15 @@ class Run:
             return
         steps = self.config.training.train_steps
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-        stages = [f"{logs[f'loss_{stage}']:.3f}" for stage in range(self.model.n)]
-        shown = {"loss": f"{logs['loss']:.3f}", "stages": "/".join(stages), "lr": f"{rate:.2e}"}
-        line = (
-            f"step {self.step}/{steps}: loss {logs['loss']:.4f} (stages {', '.join(stages)}), "
-            f"learning rate {rate:.2e}"
-        )
+        if logs["tokens"]:
+            stages = [f"{logs[f'loss_{stage}']:.3f}" for stage in range(self.model.n)]
+            shown = {"loss": f"{logs['loss']:.3f}", "stages": "/".join(stages)}
+            losses = f"loss {logs['loss']:.4f} (stages {', '.join(stages)})"
+        else:
+            # The means are of nothing.
+            logs, shown, losses = {"tokens": 0.0}, {"loss": "-"}, "all steps were skipped"
+        shown["lr"] = f"{rate:.2e}"
+        line = f"step {self.step}/{steps}: {losses}, learning rate {rate:.2e}"
         points = {"learning_rate": rate, **peak_memory()}
         if self.step > window.step:
             seconds = window.seconds()

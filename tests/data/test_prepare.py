@@ -141,7 +141,7 @@ def test_a_runner_that_does_not_count(source, tmp_path, monkeypatch):
 def test_documents_without_a_pair(source, tmp_path):
     (tmp_path / "a.txt").write_text("One sentence.\n")
     folder = tmp_path / "out"
-    # The second time all shards are there.
+    # The second time those of training are there.
     for _ in range(2):
         with pytest.raises(UserError) as error:
             prepare.prepare(source, str(folder), SHARDS, OPTIONS)
@@ -150,7 +150,31 @@ def test_documents_without_a_pair(source, tmp_path):
             "--gap_max_words=512. Raise it, or give longer documents."
         )
         assert not (folder / "prepared.json").exists()
-    assert len(list(folder.glob("*.gz"))) == 2 * SHARDS
+    assert len(list(folder.glob("*.gz"))) == SHARDS
+
+
+def test_what_was_refused_can_be_mended(source, tmp_path):
+    """Where no shard was written, other documents and settings are no other run."""
+    folder, path = tmp_path / "out", tmp_path / "b.txt"
+    lines = path.read_bytes()
+    path.write_bytes(lines + b"latin \xe9.\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="is not UTF-8. Convert the file"):
+            prepare.prepare(source, str(folder), SHARDS, OPTIONS)
+        assert files(folder).keys() == {"plan.json"}
+    path.write_bytes(lines)
+    assert len(prepare.prepare(source, str(folder), SHARDS, OPTIONS)) == 2 * SHARDS
+
+
+def test_more_words_where_no_document_had_a_pair(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(t.replace("\n", "<n>") + "\n" for t in DOCUMENTS))
+    few, more = (
+        GapSource(DocumentFiles(f"{tmp_path}/a.txt"), GapSettings(max_words=words))
+        for words in (2, 512)
+    )
+    with pytest.raises(UserError, match="--gap_max_words=2. Raise it"):
+        prepare.prepare(few, str(tmp_path / "out"), SHARDS, OPTIONS)
+    assert len(prepare.prepare(more, str(tmp_path / "out"), SHARDS, OPTIONS)) == SHARDS
 
 
 def test_data_that_are_not_prepared_leave_nothing_behind(tmp_path):

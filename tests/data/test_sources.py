@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tf_teaforn.data import sources
-from tf_teaforn.data.documents import TfdsDocuments
+from tf_teaforn.data.documents import DocumentFiles, GapSource, TfdsDocuments
+from tf_teaforn.data.gaps import GapSettings
 from tf_teaforn.data.sources import GeneratedSource, TextSource, TfdsSource, with_data_dir
 from tf_teaforn.errors import UserError
 
@@ -228,6 +229,16 @@ def test_missing_file(tmp_path):
         assert message == f"{tmp_path}/none.tsv: no such file. Check --train_files."
         message = _error(lambda call=call: call("test"))
         assert message == f"{tmp_path}/none.en: no such file. Check --test_files."
+
+
+def test_a_pipe(tmp_path):
+    """What a shell's <(...) names: a second reader would find nothing, and wait."""
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    for source in (TextSource(train=path), GapSource(DocumentFiles(train=path), GapSettings())):
+        message = _error(lambda source=source: source.fingerprint("train"))
+        assert message.startswith(f"{path}: a pipe can be read once only, data are read several")
+    assert "a pipe can be read once only" in _error(lambda: TextSource(path).dataset("train"))
 
 
 def test_directory(tmp_path):
@@ -511,6 +522,14 @@ def test_tfds_wrong_split(data_dir):
             f"tiny_translate/fr-en/1.0.0 in {data_dir}/tiny_translate/fr-en/1.0.0 has no TFDS "
             "split 'dev[:10%]'. It has: train, validation, test."
         )
+    for wanted, reason in (
+        ("train[:99]", "Requested slice [:99] incompatible with 3 examples"),
+        ("all[:50%]", "all[:50%]"),
+    ):
+        source = _tiny(data_dir, tfds_splits={"train": wanted})
+        message = _error(lambda source=source: source.dataset("train"))
+        assert f" has no slice {wanted!r}: " in message and reason in message
+        assert "\n" not in message
 
 
 def test_tfds_wrong_feature(data_dir):

@@ -56,6 +56,7 @@ def test_options_reach_the_source():
             {"tfds_name": "a", "tfds_feature": "b", "tfds_splits": "a,b,c,d"},
             "^--tfds_splits=a,b,c,d: write at most three, for training, validation and test",
         ),
+        ({"train_files": "a", "tfds_splits": "a,b"}, "^--tfds_splits=a,b belongs to --tfds_name"),
         ({"prepared": "a", "gap_seed": 4}, "--prepared: gap sentences have been chosen"),
         ({"gap_ratio": 2.0}, "--gap_ratio=2.0: write a number above 0 and below 1"),
     ],

@@ -71,12 +71,14 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"splits": splits, "shards": shards}, indent=2) + "\n"
     plan = folder / _PLAN
-    if plan.exists() and plan.read_text() != content:
+    others = plan.exists() and plan.read_text() != content
+    # Where nothing was written, documents or settings may have been mended since.
+    if others and any(map(_is_there, matching(folder, "*.tsv.gz"))):
         raise UserError(
             f"--output_dir={output_dir} was begun with other documents, settings or --shards. Take "
             "them up, or another --output_dir."
         )
-    if not plan.exists():
+    if others or not plan.exists():
         write_whole(plan, content)
     for left in matching(folder, "*.partial"):
         left.unlink()
@@ -100,7 +102,13 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         # Shards that another call has written are in no count.
         lines = (read_pairs((str(folder / name),), False) for name in names)
         if counts["pairs"] or not any(itertools.chain.from_iterable(lines)):
-            source.report(split, counts["pairs"], counts["left_out"])
+            try:
+                source.report(split, counts["pairs"], counts["left_out"])
+            except UserError:
+                # Shards without a pair would stand in the way of other settings.
+                for name in names:
+                    (folder / name).unlink(missing_ok=True)
+                raise
         written += [names[i] for i in missing]
     write_whole(folder / PREPARED, content)
     return written

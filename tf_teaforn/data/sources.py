@@ -11,6 +11,7 @@ import gzip
 import itertools
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -127,7 +128,13 @@ class TfdsSource:
         if builder.info.splits:
             try:
                 builder.info.splits[self.tfds_splits[split]]
-            except (KeyError, ValueError) as error:
+            except (KeyError, ValueError, NotImplementedError) as error:
+                if self.tfds_splits[split].partition("[")[0] in {*builder.info.splits, "all"}:
+                    reason = str(error.args[0] if error.args else error).strip().splitlines()[0]
+                    raise UserError(
+                        f"{builder.info.full_name} has no slice {self.tfds_splits[split]!r}: "
+                        f"{reason.rstrip('.')}.{self._SPLITS}"
+                    ) from error
                 raise UserError(
                     f"{builder.info.full_name} in {builder.data_dir} has no TFDS split "
                     f"{self.tfds_splits[split]!r}. It has: {', '.join(builder.info.splits)}."
@@ -192,13 +199,22 @@ class TfdsSource:
         )
 
 
+def check_is_no_pipe(path: str) -> None:
+    """Raises `UserError` for what a shell's <(...) names, for one: data are read more than once."""
+    if not is_remote(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise UserError(
+            f"{path}: a pipe can be read once only, data are read several times. Write them to a "
+            "file; one whose name ends in .gz is unpacked."
+        )
+
+
 def size_and_time(path: str) -> str:
     """What changes when a file does, for the `fingerprint` of a source."""
     if is_remote(path):
-        stat = epath.Path(path).stat()
-        return f"{stat.length}:{stat.mtime}"
-    stat = os.stat(path)
-    return f"{stat.st_size}:{stat.st_mtime_ns}"
+        found = epath.Path(path).stat()
+        return f"{found.length}:{found.mtime}"
+    found = os.stat(path)
+    return f"{found.st_size}:{found.st_mtime_ns}"
 
 
 def with_data_dir(source: Source, data_dir: str | None) -> Source:
@@ -278,6 +294,7 @@ class TextSource:
         for path in files:
             if not epath.Path(path).exists():
                 raise UserError(f"{path}: no such file. Check {self._FLAGS[split]}.")
+            check_is_no_pipe(path)
         return ":".join(
             ["text", "blank dropped" if split == "train" else "all"]
             + [f"{path}:{size_and_time(path)}" for path in files]
