@@ -111,7 +111,7 @@ def test_an_option_that_is_left_out_is_another_run(nano, tmp_path, capsys):
     # The rate of a linear schedule depends on the last step.
     assert nano(tmp_path, *flags, "--train_steps=2") == 2
     assert (
-        "other settings: --metric: rouge there, None here; --train_steps: 1 there, 2 here. "
+        "other settings: --metric: rouge there, bleu here; --train_steps: 1 there, 2 here. "
         in capsys.readouterr().err
     )
 
@@ -380,7 +380,7 @@ def test_what_a_task_takes_anyway_may_be_given_or_not(nano, tmp_path, capsys):
     assert nano(tmp_path, *flags) == 0
     assert nano(tmp_path, *flags, "--metric=bleu") == 0
     assert nano(tmp_path, *flags, "--metric=chrf") == 2
-    assert "--metric: None there, chrf here" in capsys.readouterr().err
+    assert "--metric: bleu there, chrf here" in capsys.readouterr().err
 
 
 def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch, caplog):

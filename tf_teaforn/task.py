@@ -68,14 +68,9 @@ class Task:
         """Names of the flags that `from_files` takes."""
         return tuple(self._parameters)
 
-    def changed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of {flag: value} that differ from the defaults of `from_files`."""
-        known = self._parameters
-        return {
-            name: value
-            for name, value in options.items()
-            if name not in known or value != known[name].default
-        }
+    def with_defaults(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """{flag: value} of `options`, and of what `from_files` takes for those left out."""
+        return {name: given.default for name, given in self._parameters.items()} | dict(options)
 
     @property
     def _parameters(self):

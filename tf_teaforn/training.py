@@ -155,7 +155,7 @@ class Run:
             return
         # What a task takes anyway may be given or not.
         earlier, mine = (
-            dataclasses.replace(config, task_options=self.task.changed(config.task_options))
+            dataclasses.replace(config, task_options=self.task.with_defaults(config.task_options))
             for config in (model_dirs.read_config(self.model_dir), self.config)
         )
         if of_all_workers:
@@ -352,8 +352,9 @@ class Run:
 
         Args:
             interrupted: whether it has no turn of its own: caused by a signal, or not validated
-                yet. It is deleted after the next one unless a validation makes it one that counts,
-                so that what `average:<n>` finds does not depend on signals.
+                yet. It is deleted after the next one, or that one's validation, unless a validation
+                makes it one that counts, so that what `average:<n>` finds does not depend on
+                signals.
 
         Raises:
             UserError: a weight is not finite; nothing is written.

@@ -524,11 +524,14 @@ def test_tfds_wrong_split(data_dir):
         )
     for wanted, reason in (
         ("train[:99]", "Requested slice [:99] incompatible with 3 examples"),
-        ("all[:50%]", "all[:50%]"),
+        ("all[:50%]", "does not support slice"),
+        ("train[:150%]", "boundaries should be in"),
+        ("train+validation[:99]", "Requested slice [:99] incompatible with 1 examples"),
+        ("train[3:]", "It has no example"),
     ):
         source = _tiny(data_dir, tfds_splits={"train": wanted})
         message = _error(lambda source=source: source.dataset("train"))
-        assert f" has no slice {wanted!r}: " in message and reason in message
+        assert f": {wanted!r} cannot be read: " in message and reason in message
         assert "\n" not in message
 
 

@@ -59,7 +59,7 @@ def prepare(source: GapSource, output_dir: str, shards: int, options: Sequence[s
         Names of the files that this call wrote.
 
     Raises:
-        UserError: the folder holds, or was begun with, other documents or settings; documents
+        UserError: the folder holds shards of other documents or settings; documents
             cannot be read, or none has a pair; Beam does not take the options.
     """
     _check_options(options)

@@ -126,18 +126,22 @@ class TfdsSource:
             ) from error
         # Splits are known once the data are prepared; `dataset` sees to it that they are.
         if builder.info.splits:
+            wanted = self.tfds_splits[split]
             try:
-                builder.info.splits[self.tfds_splits[split]]
+                if not builder.info.splits[wanted].num_examples:
+                    raise ValueError("It has no example")
             except (KeyError, ValueError, NotImplementedError) as error:
-                if self.tfds_splits[split].partition("[")[0] in {*builder.info.splits, "all"}:
-                    reason = str(error.args[0] if error.args else error).strip().splitlines()[0]
+                names = {part.partition("[")[0].strip() for part in wanted.split("+")}
+                if names <= {*builder.info.splits, "all"}:
+                    # TFDS puts what it was doing before the reason.
+                    reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
                     raise UserError(
-                        f"{builder.info.full_name} has no slice {self.tfds_splits[split]!r}: "
-                        f"{reason.rstrip('.')}.{self._SPLITS}"
+                        f"{builder.info.full_name}: {wanted!r} cannot be read: "
+                        f"{reason}.{self._SPLITS}"
                     ) from error
                 raise UserError(
                     f"{builder.info.full_name} in {builder.data_dir} has no TFDS split "
-                    f"{self.tfds_splits[split]!r}. It has: {', '.join(builder.info.splits)}."
+                    f"{wanted!r}. It has: {', '.join(builder.info.splits)}."
                     f"{self._SPLITS}"
                 ) from error
         texts = [

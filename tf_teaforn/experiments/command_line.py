@@ -23,12 +23,16 @@ def flag(name: str, value: Any) -> str:
 
 def portable(command: str) -> str:
     """A command line as it is written in a checkout, with paths from the current folder."""
-    # At the start of a path alone: "/data/" is in /mnt/data/train.en too.
-    here = re.compile(rf"(^|[=,]){re.escape(os.getcwd())}/")
-    parts = [here.sub(r"\1", part) for part in shlex.split(command)]
+    parts = [from_here(part) for part in shlex.split(command)]
     if parts and not os.path.basename(parts[0]).startswith("teaforn-"):
         parts[0] = f"bin/{os.path.basename(parts[0])}"
     return shlex.join(parts)
+
+
+def from_here(text: str) -> str:
+    """A text whose paths begin at the current folder where they lie in it."""
+    # "/data/" is in /mnt/data/train.en too.
+    return re.sub(rf"(?<![\w./-]){re.escape(os.getcwd())}/", "", text)
 
 
 def task_options_in(command: str) -> dict[str, str]:

@@ -86,6 +86,11 @@ def runs_of(
     """
     tasks, arms = set(about["tasks"].values()), set(arms)
     steps = about.get("train_steps", {})
+
+    def of_experiment(run):
+        # Earlier files have them by arm.
+        return steps.get(cell(run["task"], run["arm"]), steps.get(run["arm"], run["train_steps"]))
+
     return {
         name: run
         for name, run in runs.items()
@@ -93,7 +98,7 @@ def runs_of(
         and run["arm"] in arms
         and run["settings"]["model"] == about["model"]
         # Another experiment in the folder may have trained for longer.
-        and run["train_steps"] == steps.get(cell(run["task"], run["arm"]), run["train_steps"])
+        and run["train_steps"] == of_experiment(run)
     }
 
 

@@ -19,7 +19,6 @@ import importlib.metadata
 import itertools
 import json
 import math
-import os
 import queue
 import shlex
 import shutil
@@ -39,6 +38,7 @@ from tf_teaforn.experiments.command_line import (
     file_digests,
     file_names,
     flag,
+    from_here,
     portable,
     task_options_in,
 )
@@ -208,7 +208,7 @@ class Sweep:
                 # Nothing is wrong with the run: the same sweep goes on with it.
                 return
             except (CommandError, UserError, OSError, ValueError) as error:
-                message = " ".join(str(error).split()).replace(f"{os.getcwd()}/", "")
+                message = from_here(" ".join(str(error).split()))
                 # What was done stays so, for whoever gives its settings again.
                 done_before = self.records.run(run.name).get("status") == "done"
                 kept = isinstance(error, OtherRunError) or done_before

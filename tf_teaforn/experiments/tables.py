@@ -251,7 +251,11 @@ def _beams(grid: Grid) -> list[Table]:
     found = []
     for task in grid.tasks:
         for spec in grid.about["checkpoints"]:
-            metrics = [name for name in grid.metrics(spec) if name.startswith("rouge")] or [None]
+            computed = grid.metrics(spec)
+            metrics = [name for name in computed if name.startswith("rouge")]
+            # The headline too where another experiment in the folder asked for ROUGE.
+            if not metrics or "bleu" in computed:
+                metrics = [None, *metrics]
             for role in grid.experiment.sets:
                 for metric in metrics:
                     for group, arms in grid.groups().items():

@@ -87,8 +87,11 @@ class TrainStep:
         self.test_function = with_optimizer
 
     def optimizer_values(self):
-        """Values of the optimizer's variables."""
-        return [variable.value for variable in self.optimizer.variables]
+        """Values of the optimizer's variables; none where there is no optimizer."""
+        return [variable.value for variable in self._optimizer_variables()]
+
+    def _optimizer_variables(self):
+        return self.optimizer.variables if self.optimizer else []
 
     def test_step(self, state, data):
         """One batch without dropout.
@@ -107,7 +110,7 @@ class TrainStep:
             [
                 *self.trainable_variables,
                 *self.non_trainable_variables,
-                *self.optimizer.variables,
+                *self._optimizer_variables(),
             ],
             [*trainable, *non_trainable, *optimizer],
         )
