@@ -357,13 +357,21 @@ def test_static_signatures_and_bfloat16_weights(trained, translator, tmp_path):
     )
 
 
-def test_all_checkpoints(trained, tmp_path, monkeypatch):
+def test_all_checkpoints(trained, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tf_teaforn.export, "write_saved_model", lambda *args: args)
     steps, written = zip(*export_all(trained.model_dir, tmp_path, beam_size=1), strict=True)
     assert steps == (15, 30, 45)
     assert [details["steps"] for _, _, details, _, _ in written] == [[15], [30], [45]]
     weights = [module.weights[0].numpy() for module, *_ in written]
     assert not np.array_equal(weights[0], weights[1])
+    # One that a running training deletes meanwhile.
+    folder = shutil.copytree(trained.model_dir, tmp_path / "running")
+    found = []
+    with caplog.at_level("WARNING"):
+        for step, _ in export_all(folder, tmp_path, beam_size=1):
+            found.append(step)
+            shutil.rmtree(folder / "checkpoints" / "30", ignore_errors=True)
+    assert found == [15, 45] and "checkpoint 30 was deleted before" in caplog.text
     shutil.copy(trained.model_dir / "config.json", tmp_path)
     with pytest.raises(UserError, match="^--checkpoint=all: --model_dir=.* has no checkpoint"):
         list(export_all(tmp_path, tmp_path / "x"))

@@ -506,7 +506,9 @@ def _sample(logits_BxKxV, uniform_BxK, config):
         logits, ids = _top_k(logits_BxKxV, k)
     else:
         logits = logits_BxKxV
-    probabilities = ops.softmax(logits / config.temperature)
+    scaled = logits / config.temperature
+    # Keras' softmax warns where there is one to choose from.
+    probabilities = ops.exp(scaled - ops.logsumexp(scaled, axis=-1, keepdims=True))
     cumulative = ops.cumsum(probabilities, axis=-1)
     kept = cumulative - probabilities < config.sample_top_p
     mass = ops.max(ops.where(kept, cumulative, 0.0), axis=-1)

@@ -1,6 +1,7 @@
 """From a model directory to a SavedModel."""
 
 import dataclasses
+import logging
 
 from tf_teaforn import checkpoint as checkpoints
 from tf_teaforn import model_dir as model_dirs
@@ -15,18 +16,28 @@ from tf_teaforn.tf_backend.export import (
     write_saved_model,
 )
 
+_logger = logging.getLogger(__name__)
+
 
 def export_all(model_dir, export_dir, **settings):
     """Exports every checkpoint of training, the earliest as the lowest version.
 
-    Takes the arguments of `export`, without `checkpoint`; yields pairs of step and new folder.
+    Takes the arguments of `export`, without `checkpoint`; yields pairs of step and new folder. A
+    checkpoint that a running training deletes meanwhile is left out, with a logged warning.
     """
     model_dirs.read_config(model_dir)
     steps = checkpoints.steps(model_dir)
     if not steps:
         raise UserError(f"--checkpoint=all: --model_dir={model_dir} has no checkpoint.")
     for step in steps:
-        yield step, export(model_dir, export_dir, str(step), **settings)
+        try:
+            folder = export(model_dir, export_dir, str(step), **settings)
+        except UserError:
+            if step in checkpoints.steps(model_dir):
+                raise
+            _logger.warning("Warning: checkpoint %d was deleted before it could be exported", step)
+            continue
+        yield step, folder
 
 
 def export_transformers(model_dir, export_dir, checkpoint="best"):
@@ -43,9 +54,16 @@ def export_transformers(model_dir, export_dir, checkpoint="best"):
     config = model_dirs.read_config(model_dir)
     tokenizer = load_tokenizer(model_dir)
     seq2seq, _ = model_dirs.load_seq2seq(model_dir, config, tokenizer, checkpoint)
-    longest = max(config.data.max_source_length + 50, config.data.max_target_length)
+    # The start token counts there.
+    given = config.decoding.decode_length
+    limit = config.data.max_source_length + 50 if given is None else given + 1
     write_folder(
-        seq2seq, tokenizer, export_dir, max_length=longest, beam_size=config.decoding.beam_size
+        seq2seq,
+        tokenizer,
+        export_dir,
+        max_length=max(config.data.max_source_length + 50, config.data.max_target_length, limit),
+        generation_length=limit,
+        beam_size=config.decoding.beam_size,
     )
     return export_dir
 

@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -28,7 +29,7 @@ from tqdm import tqdm
 
 import tf_teaforn
 from tf_teaforn import checkpoint
-from tf_teaforn.cli import app, decode, stderr
+from tf_teaforn.cli import app, decode, score, stderr
 from tf_teaforn.config import RunConfig, settings
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
@@ -814,6 +815,10 @@ class TestDecode:
 
 
 class TestScore:
+    def test_perplexities_beyond_all_numbers(self):
+        assert score._perplexity(-8.0, 4) == pytest.approx(math.exp(2))
+        assert score._perplexity(np.float32(-1e3), 1) == math.inf
+
     def test_pairs(self, trained, translator, call_command, capsys, corpus, tmp_path):
         sources, targets = ["I see the cat", "", "x"], ["je vois le chat", "je<n>vois", ""]
         (tmp_path / "source").write_text("".join(f"{text}\n" for text in sources))
@@ -840,6 +845,7 @@ class TestScore:
                 "{corpus}/no: cannot be read: No such .*",
             ),
             (["--batch_size=0"], "--batch_size=0: write 1 or more."),
+            (["--source=-", "--target=-"], "--source=- --target=-: standard input can be read .*"),
             (
                 ["--source={corpus}/test.fr", "--target={corpus}/train.fr"],
                 "--source=.* has 12 lines, --target=.* has 240: they must be as many.",

@@ -5,6 +5,7 @@ examples/check_transformers.py compares logits where transformers is installed.
 
 import contextlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.testdata.lines import plain_lines
 from tf_teaforn import testing
 from tf_teaforn.data.tokenizer import Tokenizer
 from tf_teaforn.errors import UserError
+from tf_teaforn.export import export_transformers
 from tf_teaforn.models.catalog import build_model
 from tf_teaforn.pretrained import to_hugging_face
 from tf_teaforn.pretrained.importers import open_folder
@@ -148,6 +150,26 @@ def test_parts_that_differ_are_refused(settings, what, tmp_path):
     with pytest.raises(UserError, match=f"an encoder and a decoder of different {what} has no"):
         write_folder(model, None, tmp_path / "out", max_length=9)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("decode_length", "positions", "tokens"), [(None, 74, 74), (8, 74, 9), (99, 100, 100)]
+)
+def test_generation_stops_where_the_search_does(
+    trained, tmp_path, decode_length, positions, tokens
+):
+    """24 subwords a source; the start token counts there."""
+    folder = shutil.copytree(trained.model_dir, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    config["decoding"]["decode_length"] = decode_length
+    (folder / "config.json").write_text(json.dumps(config))
+    export_transformers(folder, tmp_path / "out")
+    generation, config = (
+        json.loads((tmp_path / "out" / name).read_text())
+        for name in ("generation_config.json", "config.json")
+    )
+    assert generation["max_length"] == tokens
+    assert config["max_position_embeddings"] == positions
 
 
 def test_the_command(trained, call_command, tmp_path, capsys):

@@ -185,8 +185,9 @@ def _converse(translator, scores):
             print(error, file=sys.stderr)
             continue
         translator.cut_sources = 0
-        sys.stdout.writelines(_lines(translator.decode([text]), scores, number))
-        sys.stdout.flush()
+        # UTF-8, whatever the terminal's encoding.
+        sys.stdout.buffer.write("".join(_lines(translator.decode([text]), scores, number)).encode())
+        sys.stdout.buffer.flush()
         warn_of_cuts(translator.cut_sources, 1, translator.max_source_length)
         number += 1
 

@@ -27,6 +27,10 @@ def define_flags(values):
 def score(values):
     """Runs the command."""
     model_dir = app.required(values, "model_dir")
+    if values.source == values.target == "-":
+        raise UserError(
+            "--source=- --target=-: standard input can be read once only. Name a file for one."
+        )
     sources, targets = (read_lines(app.required(values, flag)) for flag in ("source", "target"))
     if len(sources) != len(targets):
         raise UserError(
@@ -42,13 +46,20 @@ def score(values):
     warn_of_cuts(translator.cut_sources, len(sources), translator.max_source_length)
     warn_of_cuts(translator.cut_targets, len(sources), translator.max_target_length, "target")
     for log_probability, count in zip(scores, tokens, strict=True):
-        print(f"{log_probability:.6f}\t{count}\t{math.exp(-log_probability / count):.4f}")
+        print(f"{log_probability:.6f}\t{count}\t{_perplexity(log_probability, count):.4f}")
     total, count = float(scores.sum(dtype="float64")), int(tokens.sum())
     print(
         f"{len(sources)} lines, {count} tokens, log probability {total:.4f}, perplexity "
-        f"{math.exp(-total / max(count, 1)):.4f}",
+        f"{_perplexity(total, max(count, 1)):.4f}",
         file=sys.stderr,
     )
+
+
+def _perplexity(log_probability, count):
+    try:
+        return math.exp(-log_probability / count)
+    except OverflowError:
+        return math.inf
 
 
 def main():

@@ -56,7 +56,7 @@ def counterpart(seq2seq):
     return "marian" if decoder["norm"] == "post" else "pegasus"
 
 
-def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
+def write_folder(seq2seq, tokens, folder, *, max_length, generation_length=None, beam_size=1):
     """Writes config.json, generation_config.json, model.safetensors and tokenizer files.
 
     Logits are the same for ids from 1; id 0, padding, is never produced. Beam search there
@@ -68,6 +68,8 @@ def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
         tokens: its `SubwordTokenizer`.
         folder: does not exist, or is empty and not the current one; written beside and renamed.
         max_length: tokens that positions are needed for.
+        generation_length: most tokens that `generate` yields, the start token among them; None: as
+            many as there are positions.
         beam_size: for `generate`.
 
     Raises:
@@ -83,7 +85,8 @@ def write_folder(seq2seq, tokens, folder, *, max_length, beam_size=1):
     files = _tokenizer_files(tokens, max_length)
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": seq2seq.start_id}
     config = _config(seq2seq, kind, max_length) | ids
-    generation = {**ids, "bad_words_ids": [[0]], "max_length": max_length, "num_beams": beam_size}
+    generation = {**ids, "bad_words_ids": [[0]], "num_beams": beam_size}
+    generation["max_length"] = generation_length or max_length
     files |= {"config.json": _json(config), "generation_config.json": _json(generation)}
     files["model.safetensors"] = safetensors.numpy.save(
         _tensors(seq2seq, kind, max_length), metadata={"format": "pt"}
