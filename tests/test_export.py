@@ -371,7 +371,7 @@ def test_all_checkpoints(trained, tmp_path, monkeypatch, caplog):
         for step, _ in export_all(folder, tmp_path, beam_size=1):
             found.append(step)
             shutil.rmtree(folder / "checkpoints" / "30", ignore_errors=True)
-    assert found == [15, 45] and "checkpoint 30 was deleted before" in caplog.text
+    assert found == [15, 45] and "checkpoint 30 is gone and not exported: --ch" in caplog.text
     shutil.copy(trained.model_dir / "config.json", tmp_path)
     with pytest.raises(UserError, match="^--checkpoint=all: --model_dir=.* has no checkpoint"):
         list(export_all(tmp_path, tmp_path / "x"))

@@ -32,10 +32,11 @@ def export_all(model_dir, export_dir, **settings):
     for step in steps:
         try:
             folder = export(model_dir, export_dir, str(step), **settings)
-        except UserError:
-            if step in checkpoints.steps(model_dir):
+        except UserError as error:
+            # The newest one is not deleted.
+            if step == steps[-1] or step in checkpoints.steps(model_dir):
                 raise
-            _logger.warning("Warning: checkpoint %d was deleted before it could be exported", step)
+            _logger.warning("Warning: checkpoint %d is gone and not exported: %s", step, error)
             continue
         yield step, folder
 

@@ -214,7 +214,7 @@ class TestTrain:
         )
         assert line == (
             f"--model_dir={trained.model_dir} holds a run with other settings: "
-            "--metric: None there, rouge here; --n: 2 there, 3 here; --seed: 1 there, 5 here. "
+            "--metric: bleu there, rouge here; --n: 2 there, 3 here; --seed: 1 there, 5 here. "
             "Take them up, or another --model_dir."
         )
 

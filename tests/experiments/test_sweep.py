@@ -1158,6 +1158,8 @@ def test_commands_are_kept_as_others_can_give_them(tmp_path, monkeypatch):
     assert portable("teaforn-train --n=2") == "teaforn-train --n=2"
     elsewhere = f"bin/train --train_files=/mnt{tmp_path}/a.en"
     assert portable(elsewhere) == elsewhere
+    monkeypatch.chdir("/")
+    assert portable("bin/train --train_files=gs://a/b") == "bin/train --train_files=gs://a/b"
 
 
 def test_plan_of_the_paper():

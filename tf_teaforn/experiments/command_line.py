@@ -32,7 +32,7 @@ def portable(command: str) -> str:
 def from_here(text: str) -> str:
     """A text whose paths begin at the current folder where they lie in it."""
     # "/data/" is in /mnt/data/train.en too.
-    return re.sub(rf"(?<![\w./-]){re.escape(os.getcwd())}/", "", text)
+    return re.sub(rf"(?<![\w./:-]){re.escape(os.getcwd())}/", "", text)
 
 
 def task_options_in(command: str) -> dict[str, str]:
