@@ -383,16 +383,12 @@ def test_what_a_task_takes_anyway_may_be_given_or_not(nano, tmp_path, capsys):
     assert "--metric: bleu there, chrf here" in capsys.readouterr().err
 
 
-def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch, caplog):
-    dataset, seeded = training.pipeline.training_dataset, keras.utils.set_random_seed
-    batches, seeds = [], []
-
-    def noted(seed):
-        seeds.append(seed)
-        seeded(seed)
+def spoil_the_second_batch(monkeypatch):
+    """Its weights are NaN from now on; returns the settings that batches are made with, a list."""
+    dataset, settings = training.pipeline.training_dataset, []
 
     def spoiled(*args, **kwargs):
-        batches.append(kwargs)
+        settings.append(kwargs)
 
         def spoil(step, batch):
             inputs, targets, weights = batch
@@ -401,6 +397,17 @@ def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch
         return dataset(*args, **kwargs).enumerate().map(spoil)
 
     monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    return settings
+
+
+def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch, caplog):
+    seeded, seeds = keras.utils.set_random_seed, []
+
+    def noted(seed):
+        seeds.append(seed)
+        seeded(seed)
+
+    batches = spoil_the_second_batch(monkeypatch)
     monkeypatch.setattr(keras.utils, "set_random_seed", noted)
     # Of a run that was killed before its first checkpoint.
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
@@ -415,16 +422,7 @@ def test_a_bad_step_is_skipped_counted_and_named(compiled, tmp_path, monkeypatch
 
 
 def test_means_of_nothing_but_bad_steps_are_not_recorded(nano, tmp_path, monkeypatch, caplog):
-    dataset = training.pipeline.training_dataset
-
-    def spoiled(*args, **kwargs):
-        def spoil(step, batch):
-            inputs, targets, weights = batch
-            return inputs, targets, tf.where(step == 1, np.float32("nan"), weights)
-
-        return dataset(*args, **kwargs).enumerate().map(spoil)
-
-    monkeypatch.setattr(training.pipeline, "training_dataset", spoiled)
+    spoil_the_second_batch(monkeypatch)
     flags = ("--on_nonfinite=skip", "--train_steps=3", "--eval_every=3")
     with caplog.at_level("INFO"):
         assert nano(tmp_path, *flags) == 0

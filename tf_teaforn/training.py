@@ -360,7 +360,8 @@ class Run:
             UserError: a weight is not finite; nothing is written.
         """
         # What is saved before it is validated may yet be found bad: nothing goes before that.
-        waiting = self._obsolete if self._validation_is_due() else []
+        due = self._validation_is_due()
+        waiting, unwanted = (self._obsolete, []) if due else ([], self._obsolete)
         weights = _arrays(model_dirs.named_weights(self.model))
         training = _arrays(self._training_variables())
         for name, value in weights.items():
@@ -373,10 +374,8 @@ class Run:
                 weights,
                 training,
                 self._checkpoint_state(interrupted),
-                keep=self.config.training.keep
-                + (interrupted or self._validation_is_due())
-                + len(waiting),
-                delete=set(self._obsolete) - set(waiting),
+                keep=self.config.training.keep + (interrupted or due) + len(waiting),
+                delete=unwanted,
             )
             self._obsolete = [*waiting, *([self.step] if interrupted else [])]
         self._saved_step = self.step

@@ -203,21 +203,21 @@ class TfdsSource:
         )
 
 
-def check_is_no_pipe(path: str) -> None:
-    """Raises `UserError` for what a shell's <(...) names, for one: data are read more than once."""
-    if not is_remote(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        raise UserError(
-            f"{path}: a pipe can be read once only, data are read several times. Write them to a "
-            "file; one whose name ends in .gz is unpacked."
-        )
-
-
 def size_and_time(path: str) -> str:
-    """What changes when a file does, for the `fingerprint` of a source."""
+    """What changes when a file does, for the `fingerprint` of a source.
+
+    Raises:
+        UserError: a pipe, as a shell's <(...) names, of which nothing stays to be read again.
+    """
     if is_remote(path):
         found = epath.Path(path).stat()
         return f"{found.length}:{found.mtime}"
     found = os.stat(path)
+    if stat.S_ISFIFO(found.st_mode):
+        raise UserError(
+            f"{path}: a pipe can be read once only, data are read several times. Write them to a "
+            "file; one whose name ends in .gz is unpacked."
+        )
     return f"{found.st_size}:{found.st_mtime_ns}"
 
 
@@ -298,7 +298,6 @@ class TextSource:
         for path in files:
             if not epath.Path(path).exists():
                 raise UserError(f"{path}: no such file. Check {self._FLAGS[split]}.")
-            check_is_no_pipe(path)
         return ":".join(
             ["text", "blank dropped" if split == "train" else "all"]
             + [f"{path}:{size_and_time(path)}" for path in files]
